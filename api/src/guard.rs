@@ -149,13 +149,15 @@ async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
         remote: incoming.map(|incoming| incoming.remote.clone()).unwrap_or_default(),
         deadline: request.extensions.get::<RequestDeadline>().cloned().unwrap_or_default(),
         nonce: claims.nonce,
+        trusting: None,
     };
     let source = incoming.map(|incoming| incoming.source.as_str()).unwrap_or_default();
-    let key = check_key(app, &caller, source).await?;
+    let (key, trusting) = check_key(app, &caller, source).await?;
     if let Some(events) = request.extensions.get::<Arc<RequestEvents>>() {
         events.authenticated();
     }
     caller.minted = minted(key);
+    caller.trusting = Some(trusting);
     if let Some(original) = claims.caller {
         act_for(app, &mut caller, original).await?;
     }
@@ -186,12 +188,12 @@ async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
 async fn act_for(app: &App, caller: &mut Caller, original: OriginalCaller) -> Result<()> {
     let refuse = || Error::Unauthenticated(String::new());
     let found = keys::credential(&app.store, &original.namespace, &original.key_name).await?;
-    let found = found.filter(|found| found.namespace_state == NamespaceState::Created);
-    let key = found.and_then(|found| found.key).filter(is_live).ok_or_else(refuse)?;
+    let found = found.filter(|found| found.namespace_state == NamespaceState::Created).ok_or_else(refuse)?;
+    let key = found.key.filter(is_live).ok_or_else(refuse)?;
     if original.nonce.as_ref().is_some_and(|nonce| !is_same_nonce(nonce, &key)) {
         return Err(refuse());
     }
-    if caller.act_for(original, minted(key)) { Ok(()) } else { Err(refuse()) }
+    if caller.act_for(original, minted(key), Some(found.trusting)) { Ok(()) } else { Err(refuse()) }
 }
 
 fn is_same_nonce(nonce: &str, key: &CredentialKey) -> bool {
@@ -231,8 +233,9 @@ fn verify(app: &App, request: &Parts) -> Result<Claims> {
     }
 }
 
-/// Checks that the namespace and the key of a token still exist and that the key has not changed.
-async fn check_key(app: &App, caller: &Caller, source: &str) -> Result<CredentialKey> {
+/// Checks that the namespace and the key of a token still exist and that the key has not changed. Returns the key and the
+/// namespaces that trust the namespace.
+async fn check_key(app: &App, caller: &Caller, source: &str) -> Result<(CredentialKey, Vec<String>)> {
     let refuse = |reason: &str, namespace_exists: bool| {
         if namespace_exists {
             let event = Event::audit(ObjectRef::namespace(&caller.namespace), reason)
@@ -255,7 +258,7 @@ async fn check_key(app: &App, caller: &Caller, source: &str) -> Result<Credentia
     if !is_same_nonce(nonce, &key) {
         return refuse("JWT token has incorrect nonce", true);
     }
-    Ok(key)
+    Ok((key, found.trusting))
 }
 
 /// Extracts the caller that [`check`] has authenticated.

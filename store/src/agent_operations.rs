@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use muster_types::agent_operation::{AgentCommand, AgentOperationState, ExpiryReason};
 use muster_types::ids::{AgentOperationId, InstanceId, NodeId};
@@ -12,7 +12,7 @@ use muster_types::object::ObjectType;
 use muster_types::time::now;
 use serde_json::{Map, Value as JsonValue};
 
-use super::{Read, Select, StoreError, Tx, Value, columns, params, placeholders, to_json, trusts};
+use super::{Read, Select, StoreError, Tx, Value, columns, params, placeholders, to_json};
 
 /// The results of the commands of an operation, by the number of the command.
 pub type CommandResults = BTreeMap<String, Map<String, JsonValue>>;
@@ -89,7 +89,7 @@ columns! { AgentOperationRow {
     updated,
 } }
 
-const UNFINISHED: &str = "state IN ('preflight', 'queued', 'executing')";
+pub(crate) const UNFINISHED: &str = "state IN ('preflight', 'queued', 'executing')";
 
 async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<AgentOperationRow>, StoreError> {
     db.select(&format!("FROM agent_operations WHERE {tail}"), values).await
@@ -97,11 +97,6 @@ async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<Age
 
 pub async fn get(db: impl Read, id: AgentOperationId) -> Result<Option<AgentOperationRow>, StoreError> {
     Ok(rows(db, "uuid = ?", params![id]).await?.pop())
-}
-
-/// Returns those of some operations whose namespace is the caller's or trusts it.
-pub async fn visible(db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
-    trusts::visible(db, "agent_operations", ids, caller).await
 }
 
 /// Returns the next operations of an instance after `after`, in order; with `all`, also finished ones.

@@ -1,16 +1,19 @@
 //! Rows of artifacts. Their versions are references to blobs.
 
+mod details;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use muster_types::artifact::{ArtifactState, ArtifactType, ArtifactVersion};
 use muster_types::ids::{ArtifactId, OperationId};
 use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::time::now;
 
-use super::{FAILED_LAST, Read, StoreError, Tx, Value, columns, params, placeholders, sha256, to_json};
+use super::{FAILED_LAST, Read, StoreError, Tx, Value, columns, params, sha256, to_json};
+
+pub use details::{ArtifactDetails, details};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArtifactRow {
@@ -131,17 +134,6 @@ pub async fn by_name(
 /// Returns artifacts with a name that `system` shares with all namespaces.
 pub async fn by_name_shared(db: impl Read, name: &str) -> Result<Vec<ArtifactRow>, StoreError> {
     named(db, "namespace = ? AND shared = 1", params![name, SYSTEM_NAMESPACE]).await
-}
-
-/// Returns those of some artifacts that a namespace may read.
-pub async fn visible(mut db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
-    if ids.is_empty() {
-        return Ok(HashSet::new());
-    }
-    let sql = format!("SELECT uuid FROM artifacts WHERE uuid IN ({}) AND {VISIBLE}", placeholders(ids.len()));
-    let mut values: Vec<Value> = ids.iter().map(Value::from).collect();
-    values.extend([caller.into(), caller.into()]);
-    Ok(db.fetch(&sql, &values).await?.into_iter().collect())
 }
 
 /// Returns the next artifacts after `after`, by id. With `seen_by`, only those that this namespace may read.

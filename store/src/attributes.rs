@@ -9,7 +9,7 @@ use muster_types::object::{ObjectType, Reference};
 use serde_json::{Map, Value as JsonValue};
 
 use crate::references::ObjectReferences;
-use crate::{Read, Select, StoreError, Value, placeholders};
+use crate::{Json, Read, Select as _, StoreError, Union, UnionRows, Value, placeholders};
 
 /// The metadata of one object, and the references to and from it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -20,49 +20,56 @@ pub struct ObjectAttributes {
 
 /// Returns the attributes of some objects, by object.
 pub async fn of_objects(
-    mut db: impl Read,
+    db: impl Read,
     object_type: ObjectType,
     ids: &[String],
 ) -> Result<HashMap<String, ObjectAttributes>, StoreError> {
-    let mut found: HashMap<String, ObjectAttributes> = HashMap::new();
     if ids.is_empty() {
-        return Ok(found);
+        return Ok(HashMap::new());
     }
-    // Each part uses an index. Metadata has the columns of a reference: the object, the name and the value.
-    let list = placeholders(ids.len());
-    let side = |part: u8, side: &str| {
-        let columns = Reference::COLUMNS;
-        format!(
-            "SELECT {part}, {columns} FROM object_references WHERE {side}_type = ? AND {side}_id IN ({list})"
-        )
-    };
-    let sql = format!(
-        "{} UNION ALL {} UNION ALL SELECT 2, object_type, object_id, name, value, object_type, object_id, 0.0, 0.0 \
-         FROM metadata WHERE object_type = ? AND object_id IN ({list})",
-        side(0, "source"),
-        side(1, "target"),
-    );
-    let part = || std::iter::once(Value::from(object_type)).chain(ids.iter().map(Value::from));
-    let values: Vec<Value> = part().chain(part()).chain(part()).collect();
-    for (part, row) in db.fetch::<(i64, Reference)>(&sql, &values).await? {
-        let own = if part == 1 { &row.target_uuid } else { &row.source_uuid };
-        let attributes = found.entry(own.clone()).or_default();
-        let references = match part {
-            0 => &mut attributes.references.from,
-            1 => &mut attributes.references.to,
-            _ => {
-                let value = serde_json::from_str(row.relationship_value.as_deref().unwrap_or("null"));
-                let value = value.map_err(|error| StoreError::Internal(format!("metadata: {error}")))?;
-                attributes.metadata.insert(row.relationship, value);
-                continue;
-            }
+    let values: Vec<Value> = ids.iter().map(Value::from).collect();
+    let mut union = Union::default();
+    let parts = AttributeParts::add(&mut union, object_type, &placeholders(ids.len()), &values);
+    parts.take(&mut union.fetch(db).await?)
+}
+
+/// The parts of a union that select the attributes of objects.
+#[derive(Debug)]
+pub(crate) struct AttributeParts {
+    from: usize,
+    to: usize,
+    metadata: usize,
+}
+
+impl AttributeParts {
+    /// Adds the parts for objects whose ids are in `ids`, a list or a select with the parameters `values`.
+    pub(crate) fn add(union: &mut Union, object_type: ObjectType, ids: &str, values: &[Value]) -> Self {
+        let values: Vec<Value> = [&[Value::from(object_type)], values].concat();
+        // Each part uses an index.
+        let mut side = |side: &str| {
+            let tail = format!("FROM object_references WHERE {side}_type = ? AND {side}_id IN ({ids})");
+            union.add(Reference::COLUMNS, tail, &values)
         };
-        references.entry(row.relationship.clone()).or_default().push(row);
+        let (from, to) = (side("source"), side("target"));
+        let tail = format!("FROM metadata WHERE object_type = ? AND object_id IN ({ids})");
+        Self { from, to, metadata: union.add("object_id, name, value", tail, &values) }
     }
-    for ObjectReferences { to, from } in found.values_mut().map(|object| &mut object.references) {
-        for list in to.values_mut().chain(from.values_mut()) {
-            list.sort_by(|a, b| a.created.total_cmp(&b.created));
+
+    /// Removes the attributes from the rows of the union and returns them by object.
+    pub(crate) fn take(self, rows: &mut UnionRows) -> Result<HashMap<String, ObjectAttributes>, StoreError> {
+        let mut found: HashMap<String, ObjectAttributes> = HashMap::new();
+        for row in rows.take::<Reference>(self.from)? {
+            let references = &mut found.entry(row.source_uuid.clone()).or_default().references;
+            references.from.entry(row.relationship.clone()).or_default().push(row);
         }
+        for row in rows.take::<Reference>(self.to)? {
+            let references = &mut found.entry(row.target_uuid.clone()).or_default().references;
+            references.to.entry(row.relationship.clone()).or_default().push(row);
+        }
+        for (object, name, Json(value)) in rows.take::<(String, String, Json<_>)>(self.metadata)? {
+            found.entry(object).or_default().metadata.insert(name, value);
+        }
+        found.values_mut().for_each(|object| object.references.sort());
+        Ok(found)
     }
-    Ok(found)
 }

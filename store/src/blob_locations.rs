@@ -7,9 +7,11 @@ use std::collections::HashMap;
 
 use muster_types::blob::{BlobState, CopyState};
 use muster_types::ids::{BlobId, NodeId};
+use muster_types::node::NodeState;
 use muster_types::time::now;
 
-use super::{Read, StoreError, Tx, Value, columns, params, placeholders};
+use super::uploads::UploadRow;
+use super::{Read, Select as _, StoreError, Tx, Union, Value, columns, params, placeholders};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BlobLocationRow {
@@ -43,29 +45,48 @@ pub async fn of_blob(db: impl Read, blob: BlobId) -> Result<Vec<BlobLocationRow>
     Ok(of_blobs(db, &[blob]).await?.remove(&blob).unwrap_or_default())
 }
 
-/// Returns the copies that a node should have, with the state of each blob.
-pub async fn of_node(
-    mut db: impl Read,
-    node: NodeId,
-) -> Result<HashMap<BlobId, (CopyState, BlobState)>, StoreError> {
-    let sql = "SELECT blob_uuid, blob_locations.state, blobs.state FROM blob_locations \
-               JOIN blobs ON blobs.uuid = blob_uuid WHERE node_uuid = ?";
-    let rows = db.fetch(sql, params![node]).await?;
-    Ok(rows.into_iter().map(|(blob, copy_state, blob_state)| (blob, (copy_state, blob_state))).collect())
+/// What a node should store.
+#[derive(Debug, Default)]
+pub struct NodeContent {
+    /// The state of the node.
+    pub state: Option<NodeState>,
+    /// The copies of blobs, each with the state of the blob.
+    pub copies: HashMap<BlobId, (CopyState, BlobState)>,
+    pub uploads: Vec<UploadRow>,
 }
 
-/// Returns the copies of a node in a state that were last verified before `before`, oldest first.
+/// Returns what a node should store.
+pub async fn of_node(db: impl Read, node: NodeId) -> Result<NodeContent, StoreError> {
+    let mut union = Union::default();
+    let state = union.add("state", "FROM nodes WHERE uuid = ?".into(), params![node]);
+    let tail = "FROM blob_locations JOIN blobs ON blobs.uuid = blob_uuid WHERE node_uuid = ?";
+    let copies = union.add("blob_uuid, blob_locations.state, blobs.state", tail.into(), params![node]);
+    let uploads = union.add(UploadRow::COLUMNS, "FROM uploads WHERE node_uuid = ?".into(), params![node]);
+    let mut rows = union.fetch(db).await?;
+    let found: Vec<(BlobId, CopyState, BlobState)> = rows.take(copies)?;
+    Ok(NodeContent {
+        state: rows.take(state)?.pop(),
+        copies: found.into_iter().map(|(blob, copy, state)| (blob, (copy, state))).collect(),
+        uploads: rows.take(uploads)?,
+    })
+}
+
+/// Returns copies of an undeleted node that are due for verification, oldest first: complete ones that were last verified
+/// before `complete`, and damaged ones before `damaged`.
 pub async fn unverified(
     mut db: impl Read,
     node: NodeId,
-    state: CopyState,
-    before: f64,
+    complete: f64,
+    damaged: f64,
     limit: i64,
-) -> Result<Vec<BlobId>, StoreError> {
-    let sql = "SELECT blob_uuid FROM blob_locations \
+) -> Result<Vec<(BlobId, CopyState)>, StoreError> {
+    let sql = "SELECT blob_uuid, blob_locations.state FROM blob_locations \
                JOIN blobs ON blobs.uuid = blob_uuid AND blobs.state = 'created' \
-               WHERE node_uuid = ? AND blob_locations.state = ? AND verified <= ? ORDER BY verified LIMIT ?";
-    db.fetch(sql, params![node, state, before, limit]).await
+               WHERE node_uuid = ? AND ((blob_locations.state = ? AND verified <= ?) \
+               OR (blob_locations.state = ? AND verified <= ?)) \
+               AND NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.uuid = node_uuid AND nodes.state = 'deleted') \
+               ORDER BY verified LIMIT ?";
+    db.fetch(sql, params![node, CopyState::Complete, complete, CopyState::Damaged, damaged, limit]).await
 }
 
 /// Returns the blobs that have at least one complete copy, but fewer than `wanted` on available nodes.

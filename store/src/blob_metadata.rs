@@ -6,7 +6,7 @@ mod tests;
 use muster_types::ids::BlobId;
 use serde_json::Value as JsonValue;
 
-use super::{Read, StoreError, Tx, Value, columns, params, placeholders};
+use super::{Read, StoreError, Tx, Value, columns, params};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlobMetadataRow {
@@ -18,20 +18,15 @@ pub struct BlobMetadataRow {
 
 columns! { BlobMetadataRow { blob: blob_uuid, namespace, name, value: json(value), } }
 
-/// Returns the metadata of some blobs, of one namespace or of all.
-pub async fn of_blobs(
+/// Returns the metadata of a blob, of one namespace or of all.
+pub async fn of_blob(
     mut db: impl Read,
-    blobs: &[BlobId],
+    blob: BlobId,
     namespace: Option<&str>,
 ) -> Result<Vec<BlobMetadataRow>, StoreError> {
-    if blobs.is_empty() {
-        return Ok(vec![]);
-    }
-    let filter = if namespace.is_some() { "AND namespace = ?" } else { "" };
-    let tail = format!("FROM blob_metadata WHERE blob_uuid IN ({}) {filter}", placeholders(blobs.len()));
-    let mut values: Vec<Value> = blobs.iter().map(|id| (*id).into()).collect();
-    values.extend(namespace.map(Value::from));
-    db.select(&tail, &values).await
+    let filter = if namespace.is_some() { " AND namespace = ?" } else { "" };
+    let values: Vec<Value> = [Value::from(blob)].into_iter().chain(namespace.map(Value::from)).collect();
+    db.select(&format!("FROM blob_metadata WHERE blob_uuid = ?{filter}"), &values).await
 }
 
 /// Returns the approximate size of a namespace's metadata of a blob in bytes.

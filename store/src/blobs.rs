@@ -1,5 +1,6 @@
 //! Rows of blobs, and the blob of each content. See docs/decisions/0015.
 
+mod details;
 #[cfg(test)]
 mod tests;
 
@@ -12,6 +13,9 @@ use muster_types::time::now;
 use super::{
     Read, StoreError, Tx, Value, blob_metadata, blob_namespaces, columns, params, placeholders, to_json,
 };
+
+pub(crate) use details::add_uses;
+pub use details::{BlobDetails, details};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlobRow {

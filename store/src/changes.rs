@@ -8,12 +8,14 @@
 mod tests;
 
 use muster_types::ids::NodeId;
+use muster_types::time::now;
 
-use super::leases::NETWORK_NODE_LEASE;
-use super::{Read, StoreError, Value, placeholders};
+use super::leases::{Lease, NETWORK_NODE_LEASE};
+use super::time::NOW;
+use super::{Read, Select as _, StoreError, Union, Value, params, placeholders};
 
 /// What a daemon compares with the previous summary.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ChangeSummary {
     /// When the first operation that a node of the daemon may run is due. Earlier than now if its worker stopped.
     pub next_operation: Option<f64>,
@@ -21,35 +23,71 @@ pub struct ChangeSummary {
     pub networks: (i64, i64),
     /// The number of nodes, and of those that are up.
     pub nodes: (i64, i64),
+    /// The earliest last check-in of the nodes that should check in.
+    pub oldest_checkin: Option<f64>,
+    /// The number of nodes that do not check in and are not deleted.
+    pub silent_nodes: i64,
     /// The number of unfinished operations of guest agents.
     pub agent_operations: i64,
     /// The number of blobs that exist, and of their copies.
     pub blobs: (i64, i64),
     /// The last owner of the lease of the active network node.
     pub network_owner: Option<NodeId>,
+    /// The unexpired leases.
+    pub leases: Vec<Lease>,
+    /// The Unix time of the database.
+    pub time: f64,
+    /// When this host sent the query, and when it received the result.
+    pub queried: (f64, f64),
 }
 
 /// Reads the summary for a daemon with some nodes, at a time of the database.
-pub async fn read(mut db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSummary, StoreError> {
-    type Summary = ((Option<f64>, Option<f64>, (i64, i64)), (i64, i64), i64, ((i64, i64), Option<NodeId>));
+pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSummary, StoreError> {
+    type Operations = (Option<f64>, Option<f64>, i64);
+    type Nodes = ((i64, i64), Option<f64>, i64, f64);
+    type Others = ((i64, i64), (i64, i64), Option<NodeId>);
+    let mut union = Union::default();
     let own = format!("(node_uuid IS NULL OR node_uuid IN ({}))", placeholders(nodes.len()));
-    let sql = format!(
-        "SELECT (SELECT MIN(run_after) FROM operations WHERE state = 'queued' AND {own}), \
+    let columns = format!(
+        "(SELECT MIN(run_after) FROM operations WHERE state = 'queued' AND {own}), \
          (SELECT MIN(lease_expires) FROM operations WHERE state = 'executing' AND lease_expires <= ? AND {own}), \
-         (SELECT COUNT(*) FROM networks WHERE wanted = 1), \
-         (SELECT CAST(COALESCE(SUM(generation), 0) AS SIGNED) FROM networks WHERE wanted = 1), \
-         (SELECT COUNT(*) FROM nodes), (SELECT COUNT(*) FROM nodes WHERE state = 'created'), \
-         (SELECT COUNT(*) FROM agent_operations WHERE state IN ('preflight', 'queued', 'executing')), \
-         (SELECT COUNT(*) FROM blobs WHERE state = 'created'), (SELECT COUNT(*) FROM blob_locations), \
-         (SELECT holder FROM leases WHERE name = ?)"
+         (SELECT COUNT(*) FROM agent_operations WHERE state IN ('preflight', 'queued', 'executing'))"
     );
-    let ids: Vec<Value> = nodes.iter().map(|id| (*id).into()).collect();
-    let mut values = ids.clone();
-    values.push(time.into());
-    values.extend(ids);
-    values.push(NETWORK_NODE_LEASE.into());
-    let ((queued, expired, networks), nodes, agent_operations, (blobs, network_owner)) =
-        db.fetch_one::<Summary>(&sql, &values).await?;
-    let next_operation = [queued, expired].into_iter().flatten().min_by(f64::total_cmp);
-    Ok(ChangeSummary { next_operation, networks, nodes, agent_operations, blobs, network_owner })
+    let ids = || nodes.iter().map(|id| Value::from(*id));
+    let values: Vec<Value> = ids().chain([time.into()]).chain(ids()).collect();
+    let operations = union.add(&columns, String::new(), &values);
+    let columns = format!(
+        "COUNT(*), COALESCE(SUM(CASE state WHEN 'created' THEN 1 ELSE 0 END), 0), \
+         MIN(CASE WHEN state IN ('created', 'stopping') THEN lastseen END), \
+         COALESCE(SUM(CASE WHEN state IN ('stopped', 'missing', 'error') THEN 1 ELSE 0 END), 0), CAST({NOW} AS DOUBLE)"
+    );
+    let nodes = union.add(&columns, "FROM nodes".into(), &[]);
+    let columns = "(SELECT COUNT(*) FROM networks WHERE wanted = 1), \
+                   (SELECT COALESCE(SUM(generation), 0) FROM networks WHERE wanted = 1), \
+                   (SELECT COUNT(*) FROM blobs WHERE state = 'created'), (SELECT COUNT(*) FROM blob_locations), \
+                   (SELECT holder FROM leases WHERE name = ?)";
+    let others = union.add(columns, String::new(), params![NETWORK_NODE_LEASE]);
+    let leases = union.add(Lease::COLUMNS, format!("FROM leases WHERE expires > {NOW}"), &[]);
+
+    let sent = now();
+    let mut rows = union.fetch(db).await?;
+    let queried = (sent, now());
+    let absent = || StoreError::Internal("the summary of changes lacks a row".into());
+    let (queued, expired, agent_operations) =
+        rows.take::<Operations>(operations)?.pop().ok_or_else(absent)?;
+    let (nodes, oldest_checkin, silent_nodes, time) = rows.take::<Nodes>(nodes)?.pop().ok_or_else(absent)?;
+    let (networks, blobs, network_owner) = rows.take::<Others>(others)?.pop().ok_or_else(absent)?;
+    Ok(ChangeSummary {
+        next_operation: [queued, expired].into_iter().flatten().min_by(f64::total_cmp),
+        networks,
+        nodes,
+        oldest_checkin,
+        silent_nodes,
+        agent_operations,
+        blobs,
+        network_owner,
+        leases: rows.take(leases)?,
+        time,
+        queried,
+    })
 }

@@ -9,6 +9,7 @@ use muster_types::capacity::Capacity;
 use muster_types::ids::ClaimId;
 use muster_types::object::ObjectType;
 use muster_types::time::now;
+use serde_json::{Map, Value as JsonValue};
 
 use super::{Read, StoreError, Tx, columns, metadata, params};
 
@@ -55,6 +56,16 @@ pub async fn list(mut db: impl Read, namespace: &str) -> Result<Vec<ClaimRow>, S
 
 pub async fn get(mut db: impl Read, namespace: &str, id: ClaimId) -> Result<Option<ClaimRow>, StoreError> {
     db.select_optional("FROM namespace_claims WHERE uuid = ? AND namespace = ?", params![id, namespace]).await
+}
+
+/// Returns a claim of a namespace with its metadata.
+pub async fn with_metadata(
+    db: impl Read,
+    namespace: &str,
+    id: ClaimId,
+) -> Result<Option<(ClaimRow, Map<String, JsonValue>)>, StoreError> {
+    let tail = "FROM namespace_claims WHERE uuid = ? AND namespace = ?";
+    metadata::select(db, ObjectType::NamespaceClaim, tail, params![id, namespace]).await
 }
 
 /// Returns the claims of all namespaces that have not expired at a time.

@@ -1,9 +1,10 @@
 //! Rows of instances. See docs/decisions/0018.
 
+mod details;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use muster_types::capacity::Capacity;
 use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId};
@@ -11,6 +12,7 @@ use muster_types::instance::{
     ConfigDriveType, DiskRecord, DiskSpecRecord, InstanceState, MachineType, PowerState, RestartPolicy,
     SideChannel, manual_restart,
 };
+use muster_types::node::NodeState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::OperationHandle;
 use muster_types::spec::VideoSpec;
@@ -18,7 +20,12 @@ use muster_types::time::now;
 use muster_types::vm::ConsolePorts;
 use serde::{Deserialize, Serialize};
 
-use super::{FAILED_LAST, Json, Read, StoreError, Tx, Value, columns, params, placeholders, to_json, trusts};
+use super::{
+    FAILED_LAST, Json, Read, Select as _, StoreError, Tx, Union, Value, columns, params, placeholders,
+    to_json,
+};
+
+pub use details::{InstanceDetails, details};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct InstanceRow {
@@ -175,9 +182,17 @@ pub async fn of_node(db: impl Read, node: NodeId) -> Result<Vec<InstanceRow>, St
     rows(db, "node_uuid = ? AND state <> 'deleted' ORDER BY uuid", params![node]).await
 }
 
-/// Returns those of some instances whose namespace is the caller's or trusts it.
-pub async fn visible(db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
-    trusts::visible(db, "instances", ids, caller).await
+/// Returns all undeleted instances that were placed on a node, and the state of the node.
+pub async fn of_node_with_state(
+    db: impl Read,
+    node: NodeId,
+) -> Result<(Vec<InstanceRow>, Option<NodeState>), StoreError> {
+    let mut union = Union::default();
+    let tail = "FROM instances WHERE node_uuid = ? AND state <> 'deleted'";
+    let instances = union.add(InstanceRow::COLUMNS, tail.into(), params![node]);
+    let state = union.add("state", "FROM nodes WHERE uuid = ?".into(), params![node]);
+    let mut rows = union.fetch(db).await?;
+    Ok((rows.take(instances)?, rows.take(state)?.pop()))
 }
 
 /// Returns the tags of the placed instances of a namespace, with their nodes.

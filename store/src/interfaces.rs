@@ -7,7 +7,8 @@ use muster_types::ids::{InstanceId, InterfaceId, NetworkId, NodeId};
 use muster_types::interface::InterfaceState;
 use muster_types::time::now;
 
-use super::{Read, StoreError, Tx, Value, columns, params, placeholders};
+use super::networks::NetworkRow;
+use super::{Read, Select as _, StoreError, Tx, Union, Value, columns, params, placeholders};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct InterfaceRow {
@@ -42,7 +43,7 @@ columns! { InterfaceRow {
     state,
 } }
 
-const LIVE: &str = "state IN ('initial', 'created', 'error')";
+pub(crate) const LIVE: &str = "state IN ('initial', 'created', 'error')";
 
 async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<InterfaceRow>, StoreError> {
     db.select(&format!("FROM interfaces {tail}"), values).await
@@ -50,6 +51,19 @@ async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<Int
 
 pub async fn get(db: impl Read, id: InterfaceId) -> Result<Option<InterfaceRow>, StoreError> {
     Ok(rows(db, "WHERE uuid = ?", params![id]).await?.pop())
+}
+
+/// Returns an interface and its network, each if it exists.
+pub async fn with_network(
+    db: impl Read,
+    id: InterfaceId,
+) -> Result<(Option<InterfaceRow>, Option<NetworkRow>), StoreError> {
+    let mut union = Union::default();
+    let interface = union.add(InterfaceRow::COLUMNS, "FROM interfaces WHERE uuid = ?".into(), params![id]);
+    let of_interface = "FROM networks WHERE uuid IN (SELECT network_uuid FROM interfaces WHERE uuid = ?)";
+    let network = union.add(NetworkRow::COLUMNS, of_interface.into(), params![id]);
+    let mut rows = union.fetch(db).await?;
+    Ok((rows.take(interface)?.pop(), rows.take(network)?.pop()))
 }
 
 /// Returns all live interfaces.

@@ -8,6 +8,7 @@ use muster_types::key::KeyState;
 use muster_types::namespace::NamespaceState;
 use muster_types::object::ObjectType;
 use muster_types::time::now;
+use serde_json::{Map, Value as JsonValue};
 
 use super::{Json, Read, Store, StoreError, Tx, columns, metadata, params};
 
@@ -62,6 +63,8 @@ pub struct KeyRow {
 pub struct Credential {
     pub namespace_state: NamespaceState,
     pub key: Option<CredentialKey>,
+    /// The namespaces that trust the namespace.
+    pub trusting: Vec<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -72,7 +75,7 @@ pub struct CredentialKey {
     pub provenance: Option<serde_json::Value>,
 }
 
-const LIVE: &str = "state = 'created' AND (expiry IS NULL OR expiry > ?)";
+pub(crate) const LIVE: &str = "state = 'created' AND (expiry IS NULL OR expiry > ?)";
 
 /// Returns the namespace and the key that a token names, or `None` if there is no such namespace.
 pub async fn credential(
@@ -80,18 +83,25 @@ pub async fn credential(
     namespace: &str,
     name: &str,
 ) -> Result<Option<Credential>, StoreError> {
-    type CredentialColumns = (NamespaceState, Option<String>, Option<f64>, Json<Option<serde_json::Value>>);
-    let row: Option<CredentialColumns> = store
-        .fetch_optional(
-            "SELECT n.state, k.nonce, k.expiry, k.provenance FROM namespaces n LEFT JOIN namespace_keys k \
-             ON k.namespace = n.name AND k.name = ? AND k.state = 'created' WHERE n.name = ?",
+    type CredentialColumns =
+        (NamespaceState, Option<String>, Option<f64>, (Json<Option<serde_json::Value>>, Option<String>));
+    // Every request runs this statement, so it also reads what most requests need.
+    let rows: Vec<CredentialColumns> = store
+        .fetch(
+            "SELECT n.state, k.nonce, k.expiry, k.provenance, t.namespace FROM namespaces n \
+             LEFT JOIN namespace_keys k ON k.namespace = n.name AND k.name = ? AND k.state = 'created' \
+             LEFT JOIN trusts t ON t.trusted = n.name WHERE n.name = ?",
             params![name, namespace],
         )
         .await?;
-    Ok(row.map(|(namespace_state, nonce, expiry, Json(provenance))| Credential {
-        namespace_state,
-        key: nonce.map(|nonce| CredentialKey { nonce, expiry, provenance }),
-    }))
+    let mut credential: Option<Credential> = None;
+    for (namespace_state, nonce, expiry, (Json(provenance), trusting)) in rows {
+        let key = nonce.map(|nonce| CredentialKey { nonce, expiry, provenance });
+        let credential =
+            credential.get_or_insert_with(|| Credential { namespace_state, key, trusting: vec![] });
+        credential.trusting.extend(trusting);
+    }
+    Ok(credential)
 }
 
 /// The maximum number of keys that a login tries. More keys share a tag only if their secrets were chosen for it.
@@ -121,10 +131,14 @@ pub async fn names(mut db: impl Read, first: &str, last: &str) -> Result<Vec<(St
     db.fetch(&sql, params![first, last, now()]).await
 }
 
-/// Returns the expiry and the scopes of a live key.
-pub async fn get(mut db: impl Read, namespace: &str, name: &str) -> Result<Option<KeyRow>, StoreError> {
+/// Returns the expiry and the scopes of a live key, and its metadata.
+pub async fn get(
+    db: impl Read,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<(KeyRow, Map<String, JsonValue>)>, StoreError> {
     let tail = format!("FROM namespace_keys WHERE namespace = ? AND name = ? AND {LIVE}");
-    db.select_optional(&tail, params![namespace, name, now()]).await
+    metadata::select(db, ObjectType::NamespaceKey, &tail, params![namespace, name, now()]).await
 }
 
 /// Returns the id of a live key.

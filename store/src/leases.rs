@@ -39,6 +39,9 @@ impl LeaseOwner {
 
 /// Acquires or renews a lease for `seconds`. Returns whether `owner` owns it.
 pub async fn acquire(store: &Store, name: &str, owner: &LeaseOwner, seconds: f64) -> Result<bool> {
+    if renew(store, name, owner, seconds).await {
+        return Ok(true);
+    }
     transaction!(store, |tx| {
         let sql = format!(
             "SELECT version, CASE WHEN holder = ? OR expires <= {NOW} THEN 1 ELSE 0 END FROM leases WHERE name = ?"
@@ -68,6 +71,18 @@ pub async fn acquire(store: &Store, name: &str, owner: &LeaseOwner, seconds: f64
     })
 }
 
+/// Renews a lease in one statement, which contains the epoch that a transaction would check. Returns `false` if `owner` does
+/// not own it or the statement failed.
+async fn renew(store: &Store, name: &str, owner: &LeaseOwner, seconds: f64) -> bool {
+    let Some(member) = store.membership.members().first().copied() else { return false };
+    let sql = format!(
+        "UPDATE leases SET node = ?, pid = ?, expires = {NOW} + ?, version = version + 1 \
+         WHERE name = ? AND holder = ? AND EXISTS (SELECT 1 FROM nodes WHERE nodes.uuid = ? AND epoch = ?)"
+    );
+    let values = params![&owner.node, owner.pid, seconds, name, &owner.id, member.node, member.epoch];
+    store.execute(&sql, values).await.is_ok_and(|renewed| renewed == 1)
+}
+
 /// Releases a lease if `owner` still owns it.
 pub async fn release(store: &Store, name: &str, owner: &LeaseOwner) -> Result<()> {
     transaction!(store, |tx| {
@@ -77,7 +92,7 @@ pub async fn release(store: &Store, name: &str, owner: &LeaseOwner) -> Result<()
 }
 
 /// An unexpired lease.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Lease {
     pub name: String,
     /// The id of the owner.

@@ -49,6 +49,7 @@ mod testing;
 mod time;
 mod transaction;
 pub mod trusts;
+mod union;
 pub mod uploads;
 mod value;
 
@@ -65,6 +66,7 @@ pub use row::{Columns, FromRow, Read, Row, Select};
 pub use store::{Snapshot, Store, Unfenced};
 pub use time::database_time;
 pub use transaction::{Retry, Tx};
+pub(crate) use union::{Union, UnionRows};
 pub use value::{FromValue, Json, Value};
 pub(crate) use value::{placeholders, to_json};
 

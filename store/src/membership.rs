@@ -127,7 +127,7 @@ impl Membership {
     /// the transaction ends, so that the node is not fenced between this check and the commit. A server that has not
     /// applied the start of the epoch yet is a conflict.
     pub async fn require_in(&self, tx: &mut Tx) -> Result<(), StoreError> {
-        let lock = match tx.0 {
+        let lock = match tx.engine {
             TxEngine::Sqlite(_) => "",
             TxEngine::MariaDb(_) => " LOCK IN SHARE MODE",
         };

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use muster_types::object::ObjectType;
 use serde_json::{Map, Value as JsonValue};
 
-use super::{Json, Read, StoreError, Tx, Value, params, placeholders};
+use super::{Json, Read, Select, StoreError, Tx, Union, Value, params, placeholders};
 
 /// Returns the metadata of the objects from `first` to `last`, as `(object, key, value)`.
 pub async fn range(
@@ -47,6 +47,25 @@ pub async fn of_objects(
         by_object.entry(object).or_default().insert(name, value);
     }
     Ok(by_object)
+}
+
+/// Runs `SELECT columns tail`, where `tail` begins with `FROM`, and returns its row with the metadata of the object. The table
+/// must have the column `uuid`.
+pub(crate) async fn select<T: Select>(
+    db: impl Read,
+    object_type: ObjectType,
+    tail: &str,
+    values: &[Value],
+) -> Result<Option<(T, Map<String, JsonValue>)>, StoreError> {
+    let mut union = Union::default();
+    let row = union.add(T::COLUMNS, tail.to_owned(), values);
+    let of_row = format!("FROM metadata WHERE object_type = ? AND object_id IN (SELECT uuid {tail})");
+    let values = [&[Value::from(object_type)], values].concat();
+    let metadata = union.add("metadata.name, metadata.value", of_row, &values);
+    let mut rows = union.fetch(db).await?;
+    let metadata = rows.take::<(String, Json<JsonValue>)>(metadata)?;
+    let metadata = metadata.into_iter().map(|(name, Json(value))| (name, value)).collect();
+    Ok(rows.take(row)?.pop().map(|row| (row, metadata)))
 }
 
 /// Returns the metadata of one object.

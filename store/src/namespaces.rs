@@ -3,10 +3,14 @@
 #[cfg(test)]
 mod tests;
 
-use muster_types::namespace::NamespaceState;
-use muster_types::time::now;
+use std::collections::HashMap;
 
-use super::{Read, StoreError, Tx, columns, params};
+use muster_types::namespace::NamespaceState;
+use muster_types::object::ObjectType;
+use muster_types::time::now;
+use serde_json::{Map, Value as JsonValue};
+
+use super::{Json, Read, StoreError, Tx, Union, columns, keys, params};
 
 #[derive(Debug, Clone)]
 pub struct NamespaceRow {
@@ -20,6 +24,43 @@ columns! { NamespaceRow { name, state, updated, } }
 
 pub async fn get(mut db: impl Read, name: &str) -> Result<Option<NamespaceRow>, StoreError> {
     db.select_optional("FROM namespaces WHERE name = ?", params![name]).await
+}
+
+/// The keys, the trusts and the metadata of namespaces, by namespace.
+#[derive(Debug, Default)]
+pub struct NamespaceDetails {
+    /// The names of the live keys, in order.
+    pub keys: HashMap<String, Vec<String>>,
+    /// The trusted namespaces, in the order in which they were added.
+    pub trusts: HashMap<String, Vec<String>>,
+    pub metadata: HashMap<String, Map<String, JsonValue>>,
+}
+
+/// Returns the details of the namespaces from `first` to `last`, by name.
+pub async fn details(db: impl Read, first: &str, last: &str) -> Result<NamespaceDetails, StoreError> {
+    let mut union = Union::default();
+    let range = |column: &str| format!("{column} >= ? AND {column} <= ?");
+    let tail = format!("FROM namespace_keys WHERE {} AND {}", range("namespace"), keys::LIVE);
+    let live_keys = union.add("namespace, name", tail, params![first, last, now()]);
+    let tail = format!("FROM trusts WHERE {}", range("namespace"));
+    let trusts = union.add("namespace, trusted, created", tail, params![first, last]);
+    let tail = format!("FROM metadata WHERE object_type = ? AND {}", range("object_id"));
+    let metadata = union.add("object_id, name, value", tail, params![ObjectType::Namespace, first, last]);
+    let mut rows = union.fetch(db).await?;
+    let mut details = NamespaceDetails::default();
+    for (namespace, key) in rows.take(live_keys)? {
+        details.keys.entry(namespace).or_default().push(key);
+    }
+    details.keys.values_mut().for_each(|names| names.sort_unstable());
+    let mut trusts: Vec<(String, String, f64)> = rows.take(trusts)?;
+    trusts.sort_by(|a, b| a.2.total_cmp(&b.2).then_with(|| a.1.cmp(&b.1)));
+    for (namespace, trusted, _) in trusts {
+        details.trusts.entry(namespace).or_default().push(trusted);
+    }
+    for (namespace, name, Json(value)) in rows.take::<(String, String, Json<_>)>(metadata)? {
+        details.metadata.entry(namespace).or_default().insert(name, value);
+    }
+    Ok(details)
 }
 
 /// Returns the next `limit` live namespaces after `after`, by name. With `seen_by`, only that namespace and those that

@@ -9,12 +9,14 @@ use std::net::Ipv4Addr;
 use muster_types::Error;
 use muster_types::ids::NodeId;
 use muster_types::node::{NodeIdentity, NodeReport, NodeState};
-use muster_types::object::NameOrId;
+use muster_types::object::{NameOrId, ObjectType};
 use muster_types::time::now;
 
+use super::attributes::{AttributeParts, ObjectAttributes};
+use super::leases::Lease;
 use super::membership::Member;
 use super::time::NOW;
-use super::{Read, Select as _, Store, StoreError, Tx, Value, columns, params, placeholders, to_json};
+use super::{Read, Select as _, Store, StoreError, Tx, Union, Value, columns, params, placeholders, to_json};
 
 #[derive(Debug, Clone)]
 pub struct NodeRow {
@@ -97,6 +99,22 @@ pub async fn get(mut db: impl Read, node: &NameOrId<NodeId>) -> Result<Option<No
         NameOrId::Name(name) => ("name", name.clone()),
     };
     db.select_optional(&format!("FROM nodes WHERE {column} = ?"), params![value]).await
+}
+
+/// Returns the attributes of some nodes, by node, and the leases of the cluster.
+pub async fn details(
+    db: impl Read,
+    ids: &[NodeId],
+) -> Result<(HashMap<String, ObjectAttributes>, Vec<Lease>), StoreError> {
+    if ids.is_empty() {
+        return Ok((HashMap::new(), Vec::new()));
+    }
+    let values: Vec<Value> = ids.iter().map(|id| (*id).into()).collect();
+    let mut union = Union::default();
+    let attributes = AttributeParts::add(&mut union, ObjectType::Node, &placeholders(ids.len()), &values);
+    let leases = union.add(Lease::COLUMNS, format!("FROM leases WHERE expires > {NOW}"), &[]);
+    let mut rows = union.fetch(db).await?;
+    Ok((attributes.take(&mut rows)?, rows.take(leases)?))
 }
 
 /// Returns the state of a node.
@@ -253,6 +271,39 @@ pub async fn check_in(store: &Store, members: &[Member], clock_skew: f64) -> Res
         }
     }
     Ok(CheckIn { states, lost, time, queried })
+}
+
+/// Records that the nodes of this daemon are alive that are up, except those that have another epoch. Returns their number.
+pub async fn check_in_active(store: &Store, members: &[Member], clock_skew: f64) -> Result<usize, Error> {
+    let mut count = 0;
+    for batch in members.chunks(CHECK_IN_BATCH) {
+        let condition = vec!["(uuid = ? AND epoch = ?)"; batch.len()].join(" OR ");
+        let sql = format!(
+            "UPDATE nodes SET lastseen = {NOW}, clock_skew = ? WHERE state = 'created' AND ({condition})"
+        );
+        let of_batch = batch.iter().flat_map(|member| [Value::from(member.node), Value::from(member.epoch)]);
+        let values: Vec<Value> = [Value::from(clock_skew)].into_iter().chain(of_batch).collect();
+        count += usize::try_from(store.execute(&sql, &values).await?).expect("a cluster has few nodes");
+    }
+    Ok(count)
+}
+
+/// Replaces the reports of nodes of this daemon, except those that have another epoch.
+pub async fn report(store: &Store, reports: &[(Member, NodeReport)]) -> Result<(), Error> {
+    for batch in reports.chunks(CHECK_IN_BATCH) {
+        let cases = " WHEN ? THEN ?".repeat(batch.len());
+        let condition = vec!["(uuid = ? AND epoch = ?)"; batch.len()].join(" OR ");
+        let sql = format!(
+            "UPDATE nodes SET report = CASE uuid{cases} ELSE report END, version = version + 1 WHERE {condition}"
+        );
+        let mut values = Vec::new();
+        for (member, report) in batch {
+            values.extend([Value::from(member.node), to_json(report)?.into()]);
+        }
+        values.extend(batch.iter().flat_map(|(member, _)| [member.node.into(), member.epoch.into()]));
+        store.execute(&sql, &values).await?;
+    }
+    Ok(())
 }
 
 /// Replaces the report of a node.

@@ -122,6 +122,15 @@ pub async fn get(mut db: impl Read, id: OperationId) -> Result<Option<OperationR
     db.select_optional("FROM operations WHERE uuid = ?", params![id]).await
 }
 
+/// Returns some operations by id.
+pub async fn by_ids(mut db: impl Read, ids: &[OperationId]) -> Result<Vec<OperationRow>, StoreError> {
+    if ids.is_empty() {
+        return Ok(vec![]);
+    }
+    let values: Vec<Value> = ids.iter().map(|id| (*id).into()).collect();
+    db.select(&format!("FROM operations WHERE uuid IN ({})", placeholders(ids.len())), &values).await
+}
+
 /// Returns the operations on an object, newest first.
 pub async fn of_target(mut db: impl Read, target: &ObjectRef) -> Result<Vec<OperationRow>, StoreError> {
     let tail = "FROM operations WHERE target_type = ? AND target_id = ? ORDER BY created DESC, uuid";

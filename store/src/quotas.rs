@@ -10,7 +10,7 @@ use muster_types::key::RESERVED_NAME_PREFIX;
 use muster_types::quota::QuotaName;
 use muster_types::time::now;
 
-use super::{Read, StoreError, Tx, Value, params};
+use super::{Read, StoreError, Tx, Union, Value, params};
 
 /// The addresses that are routed to networks of a namespace.
 const ROUTED: &str = "SELECT COUNT(*) FROM networks JOIN object_references ON source_type = 'network' \
@@ -42,27 +42,36 @@ pub async fn remove_of_namespace(tx: &mut Tx, namespace: &str) -> Result<(), Sto
     Ok(())
 }
 
-/// Returns the current usage of a namespace, in the order of `names`.
-pub async fn used(mut db: impl Read, namespace: &str, names: &[QuotaName]) -> Result<Vec<i64>, StoreError> {
-    let mut instances = None;
-    let mut used = Vec::with_capacity(names.len());
+/// Returns the current usage of a namespace, in the order of `names`, in one statement.
+pub async fn used(db: impl Read, namespace: &str, names: &[QuotaName]) -> Result<Vec<i64>, StoreError> {
+    if names.is_empty() {
+        return Ok(vec![]);
+    }
+    let mut union = Union::default();
+    let mut totals = None;
+    let mut parts = Vec::with_capacity(names.len());
     for name in names {
-        used.push(match instance_column(*name) {
-            Some(column) => {
-                let totals = match instances {
-                    Some(totals) => totals,
-                    None => instance_totals(&mut db, namespace).await?,
-                };
-                instances = Some(totals);
-                totals[column]
-            }
-            None => used_rows(&mut db, namespace, *name).await?,
+        parts.push(match usage_of(namespace, *name) {
+            Some((sql, values)) => union.add(&format!("({sql})"), String::new(), &values),
+            None => *totals
+                .get_or_insert_with(|| union.add(INSTANCE_TOTALS, LIVE_INSTANCES.into(), params![namespace])),
         });
     }
-    Ok(used)
+    let mut rows = union.fetch(db).await?;
+    let totals: Vec<(i64, i64, i64, i64)> = totals.map_or(Ok(vec![]), |part| rows.take(part))?;
+    let totals =
+        totals.first().map_or([0; 4], |&(instances, cpus, memory, disk)| [instances, cpus, memory, disk]);
+    names
+        .iter()
+        .zip(parts)
+        .map(|(name, part)| match instance_column(*name) {
+            Some(column) => Ok(totals[column]),
+            None => Ok(rows.take::<i64>(part)?.into_iter().sum()),
+        })
+        .collect()
 }
 
-/// Returns the column of [`instance_totals`] with a usage.
+/// Returns the column of [`INSTANCE_TOTALS`] with a usage.
 fn instance_column(name: QuotaName) -> Option<usize> {
     match name {
         QuotaName::Instances => Some(0),
@@ -73,26 +82,25 @@ fn instance_column(name: QuotaName) -> Option<usize> {
     }
 }
 
-/// Returns the number of instances, and their CPUs, memory and disk space. One in error has released everything.
-async fn instance_totals(mut db: impl Read, namespace: &str) -> Result<[i64; 4], StoreError> {
-    let sql = "SELECT COUNT(*), CAST(COALESCE(SUM(claimed_cpus), 0) AS SIGNED), \
-               CAST(COALESCE(SUM(claimed_memory), 0) AS SIGNED), CAST(COALESCE(SUM(claimed_disk), 0) AS SIGNED) \
-               FROM instances WHERE namespace = ? AND state NOT IN ('error', 'deleted')";
-    let (instances, cpus, memory, disk) = db.fetch_one(sql, params![namespace]).await?;
-    Ok([instances, cpus, memory, disk])
-}
+/// The number of instances, and their CPUs, memory and disk space.
+const INSTANCE_TOTALS: &str = "COUNT(*), COALESCE(SUM(claimed_cpus), 0), COALESCE(SUM(claimed_memory), 0), \
+                               COALESCE(SUM(claimed_disk), 0)";
+/// The instances that use something. One in error has released everything.
+const LIVE_INSTANCES: &str = "FROM instances WHERE namespace = ? AND state NOT IN ('error', 'deleted')";
 
-async fn used_rows(mut db: impl Read, namespace: &str, name: QuotaName) -> Result<i64, StoreError> {
-    let floating = format!(
-        "SELECT (SELECT COUNT(*) FROM interfaces WHERE namespace = ? AND state <> 'deleted' AND floating IS NOT NULL) \
-         + (SELECT COUNT(*) FROM networks WHERE namespace = ? AND state <> 'deleted' AND provide_nat = 1) + ({ROUTED})"
-    );
+/// Returns a select of a usage and its parameters, `None` for a property of instances.
+fn usage_of(namespace: &str, name: QuotaName) -> Option<(String, Vec<Value>)> {
     let mut values: Vec<Value> = vec![namespace.into()];
     let sql = match name {
         QuotaName::Networks => "SELECT COUNT(*) FROM networks WHERE namespace = ? AND state <> 'deleted'",
         QuotaName::FloatingAddresses => {
             values.extend([namespace.into(), namespace.into()]);
-            &floating
+            let sql = format!(
+                "SELECT (SELECT COUNT(*) FROM interfaces WHERE namespace = ? AND state <> 'deleted' AND floating IS NOT NULL) \
+                 + (SELECT COUNT(*) FROM networks WHERE namespace = ? AND state <> 'deleted' AND provide_nat = 1) \
+                 + ({ROUTED})"
+            );
+            return Some((sql, values));
         }
         QuotaName::RoutedAddresses => ROUTED,
         QuotaName::Keys => {
@@ -104,17 +112,15 @@ async fn used_rows(mut db: impl Read, namespace: &str, name: QuotaName) -> Resul
         }
         QuotaName::Uploads => "SELECT COUNT(*) FROM uploads WHERE namespace = ? AND ended = 0",
         QuotaName::UploadBytes => {
-            "SELECT CAST(COALESCE(SUM(bytes), 0) AS SIGNED) FROM uploads WHERE namespace = ? AND ended = 0"
+            "SELECT COALESCE(SUM(bytes), 0) FROM uploads WHERE namespace = ? AND ended = 0"
         }
         QuotaName::ArtifactBytes => {
-            "SELECT CAST(COALESCE(SUM(size), 0) AS SIGNED) FROM artifacts \
+            "SELECT COALESCE(SUM(size), 0) FROM artifacts \
              JOIN object_references ON source_type = 'artifact' AND source_id = artifacts.uuid \
              AND relationship = 'version' JOIN blobs ON blobs.uuid = target_id \
              WHERE artifacts.namespace = ? AND artifacts.state <> 'deleted'"
         }
-        QuotaName::Instances | QuotaName::Cpus | QuotaName::MemoryMb | QuotaName::DiskGb => {
-            return Err(StoreError::Internal(format!("{name} is a property of instances")));
-        }
+        QuotaName::Instances | QuotaName::Cpus | QuotaName::MemoryMb | QuotaName::DiskGb => return None,
     };
-    db.fetch_one(sql, &values).await
+    Some((sql.to_owned(), values))
 }

@@ -59,6 +59,15 @@ pub struct ObjectReferences {
     pub from: References,
 }
 
+impl ObjectReferences {
+    /// Sorts the references of each relationship, oldest first.
+    pub(crate) fn sort(&mut self) {
+        for list in self.to.values_mut().chain(self.from.values_mut()) {
+            list.sort_by(|a, b| a.created.total_cmp(&b.created));
+        }
+    }
+}
+
 /// Returns the references to and from one object.
 pub async fn of_object(db: impl Read, object: &ObjectRef) -> Result<ObjectReferences, StoreError> {
     let mut found = of_objects(db, object.object_type, std::slice::from_ref(&object.id)).await?;
@@ -92,9 +101,7 @@ pub async fn of_objects(
         let list = if is_target { &mut references.to } else { &mut references.from };
         list.entry(reference.relationship.clone()).or_default().push(reference);
     }
-    for list in found.values_mut().flat_map(|object| object.from.values_mut().chain(object.to.values_mut())) {
-        list.sort_by(|a, b| a.created.total_cmp(&b.created));
-    }
+    found.values_mut().for_each(ObjectReferences::sort);
     Ok(found)
 }
 

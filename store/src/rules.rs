@@ -4,10 +4,12 @@
 mod tests;
 
 use muster_types::ids::RuleId;
+use muster_types::object::ObjectType;
 use muster_types::rule::{RuleState, RuleTerms};
 use muster_types::time::now;
+use serde_json::{Map, Value as JsonValue};
 
-use super::{Read, Select, StoreError, Tx, Value, columns, params};
+use super::{Read, Select, StoreError, Tx, Value, columns, metadata, params};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleRow {
@@ -44,6 +46,16 @@ pub async fn list(db: impl Read, namespace: &str) -> Result<Vec<RuleRow>, StoreE
 /// Returns the live rule with a name in a namespace.
 pub async fn by_name(db: impl Read, namespace: &str, name: &str) -> Result<Option<RuleRow>, StoreError> {
     Ok(rows(db, "namespace = ? AND live_name = ?", params![namespace, name]).await?.pop())
+}
+
+/// Returns the live rule with a name in a namespace, with its metadata.
+pub async fn with_metadata(
+    db: impl Read,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<(RuleRow, Map<String, JsonValue>)>, StoreError> {
+    let tail = "FROM rules WHERE namespace = ? AND live_name = ?";
+    metadata::select(db, ObjectType::Rule, tail, params![namespace, name]).await
 }
 
 /// A live rule that may be damaged.

@@ -23,8 +23,8 @@ pub struct Store {
     pub(crate) engine: Engine,
     /// The nodes of this daemon; checked by every transaction.
     pub membership: Arc<Membership>,
-    /// The number of statements outside of transactions.
-    statements: AtomicU64,
+    /// The number of statements.
+    statements: Arc<AtomicU64>,
 }
 
 impl std::fmt::Debug for Store {
@@ -62,7 +62,7 @@ impl Store {
         } else {
             return Err(StoreError::Internal("the database URL must start with sqlite: or mysql:".into()));
         };
-        Ok(Self { engine, membership: Arc::default(), statements: AtomicU64::new(0) })
+        Ok(Self { engine, membership: Arc::default(), statements: Arc::default() })
     }
 
     /// Runs a statement outside of a transaction and returns its rows.
@@ -79,7 +79,10 @@ impl Store {
     pub(crate) async fn execute(&self, sql: &str, params: &[Value]) -> Result<u64, Error> {
         match &self.engine {
             Engine::Sqlite(_) => transaction!(self.unfenced(), |tx| { Ok(tx.execute(sql, params).await?) }),
-            Engine::MariaDb(mariadb) => Ok(mariadb.execute(sql, params).await?),
+            Engine::MariaDb(mariadb) => {
+                self.statements.fetch_add(1, Ordering::Relaxed);
+                Ok(mariadb.execute(sql, params).await?)
+            }
         }
     }
 
@@ -88,7 +91,7 @@ impl Store {
         Ok(self.query(sql, params).await?.into_iter().next())
     }
 
-    /// Returns the number of statements that were run outside of transactions, for tests.
+    /// Returns the number of statements, for tests. The beginning and the end of a transaction count.
     #[must_use]
     pub fn statement_count(&self) -> u64 {
         self.statements.load(Ordering::Relaxed)
@@ -107,11 +110,14 @@ impl Store {
     /// Begins a transaction. Use [`transaction!`] instead.
     #[doc(hidden)]
     pub async fn begin(&self) -> Result<Tx, StoreError> {
-        let tx = match &self.engine {
+        let engine = match &self.engine {
             Engine::Sqlite(sqlite) => TxEngine::Sqlite(sqlite.begin().await?),
             Engine::MariaDb(mariadb) => TxEngine::MariaDb(mariadb.begin().await?),
         };
-        Ok(Tx(tx, Arc::clone(&self.membership)))
+        // The beginning and the end.
+        self.statements.fetch_add(2, Ordering::Relaxed);
+        let (membership, statements) = (Arc::clone(&self.membership), Arc::clone(&self.statements));
+        Ok(Tx { engine, membership, statements })
     }
 
     /// Returns this store for transactions that a daemon may commit after its nodes were fenced.
@@ -155,8 +161,7 @@ impl Unfenced<'_> {
     /// Begins a transaction. Use [`transaction!`](crate::transaction!) instead.
     #[doc(hidden)]
     pub async fn begin(&self) -> Result<Tx, StoreError> {
-        let Tx(tx, _) = self.0.begin().await?;
-        Ok(Tx(tx, Arc::default()))
+        Ok(Tx { membership: Arc::default(), ..self.0.begin().await? })
     }
 }
 

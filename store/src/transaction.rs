@@ -4,6 +4,7 @@
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use muster_types::Error;
@@ -20,7 +21,12 @@ pub(crate) enum TxEngine {
 }
 
 /// A transaction, which is rolled back if it is dropped before it is finished.
-pub struct Tx(pub(crate) TxEngine, pub(crate) Arc<Membership>);
+pub struct Tx {
+    pub(crate) engine: TxEngine,
+    pub(crate) membership: Arc<Membership>,
+    /// The number of statements of the store.
+    pub(crate) statements: Arc<AtomicU64>,
+}
 
 impl std::fmt::Debug for Tx {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -37,7 +43,8 @@ impl Read for Tx {
 impl Tx {
     /// Runs a statement and returns its rows.
     pub async fn query(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
-        match &mut self.0 {
+        self.statements.fetch_add(1, Ordering::Relaxed);
+        match &mut self.engine {
             TxEngine::Sqlite(tx) => tx.query(sql, params),
             TxEngine::MariaDb(tx) => tx.query(sql, params).await,
         }
@@ -50,7 +57,8 @@ impl Tx {
 
     /// Runs a modifying statement and returns the number of rows that it matched.
     pub async fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
-        match &mut self.0 {
+        self.statements.fetch_add(1, Ordering::Relaxed);
+        match &mut self.engine {
             TxEngine::Sqlite(tx) => tx.execute(sql, params),
             TxEngine::MariaDb(tx) => tx.execute(sql, params).await,
         }
@@ -58,7 +66,7 @@ impl Tx {
 
     /// Runs a statement that changes the schema, without a timeout.
     pub(crate) async fn execute_ddl(&mut self, sql: &str) -> Result<(), StoreError> {
-        match &mut self.0 {
+        match &mut self.engine {
             TxEngine::Sqlite(tx) => tx.execute(sql, &[]).map(|_| ()),
             TxEngine::MariaDb(tx) => tx.execute_ddl(sql).await,
         }
@@ -72,13 +80,13 @@ impl Tx {
         retry: &mut Retry,
     ) -> Option<Result<T, Error>> {
         if outcome.is_ok()
-            && let Err(error) = Arc::clone(&self.1).require_in(&mut self).await
+            && let Err(error) = Arc::clone(&self.membership).require_in(&mut self).await
         {
             outcome = Err(error.into());
         }
         let failure = match outcome {
             Ok(value) => {
-                let committed = match self.0 {
+                let committed = match self.engine {
                     TxEngine::Sqlite(tx) => tx.commit(),
                     TxEngine::MariaDb(tx) => tx.commit().await,
                 };
@@ -88,7 +96,7 @@ impl Tx {
                 }
             }
             Err(error) => {
-                match self.0 {
+                match self.engine {
                     TxEngine::Sqlite(tx) => drop(tx),
                     TxEngine::MariaDb(tx) => tx.rollback().await,
                 }

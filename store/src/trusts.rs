@@ -1,10 +1,8 @@
 //! Rows of trusts. The trust of every namespace in `system` is a rule and has no row.
 
-use std::collections::HashSet;
-
 use muster_types::time::now;
 
-use super::{Json, Read, StoreError, Tx, Value, params, placeholders};
+use super::{Json, Read, StoreError, Tx, params};
 
 /// Returns whether `namespace` trusts `other` explicitly.
 pub async fn exists(mut db: impl Read, namespace: &str, other: &str) -> Result<bool, StoreError> {
@@ -23,36 +21,6 @@ pub async fn scopes(
     let sql = "SELECT scopes FROM trusts WHERE namespace = ? AND trusted = ?";
     let scopes = db.fetch_optional(sql, params![namespace, other]).await?;
     Ok(scopes.map(|Json(scopes)| scopes))
-}
-
-/// Returns `(namespace, trusted)` for the namespaces from `first` to `last`, in the order in which they were added.
-pub async fn range(mut db: impl Read, first: &str, last: &str) -> Result<Vec<(String, String)>, StoreError> {
-    db.fetch(
-        "SELECT namespace, trusted FROM trusts WHERE namespace >= ? AND namespace <= ? \
-         ORDER BY namespace, created, trusted",
-        params![first, last],
-    )
-    .await
-}
-
-/// Returns those of some rows of a table whose namespace is the caller's or trusts it.
-pub(crate) async fn visible(
-    mut db: impl Read,
-    table: &'static str,
-    ids: &[String],
-    caller: &str,
-) -> Result<HashSet<String>, StoreError> {
-    if ids.is_empty() {
-        return Ok(HashSet::new());
-    }
-    let sql = format!(
-        "SELECT uuid FROM {table} WHERE uuid IN ({}) \
-         AND (namespace = ? OR namespace IN (SELECT namespace FROM trusts WHERE trusted = ?))",
-        placeholders(ids.len())
-    );
-    let mut values: Vec<Value> = ids.iter().map(Value::from).collect();
-    values.extend([caller.into(), caller.into()]);
-    Ok(db.fetch(&sql, &values).await?.into_iter().collect())
 }
 
 /// Returns the namespaces that trust `other`.

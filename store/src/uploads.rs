@@ -29,11 +29,6 @@ pub async fn get(mut db: impl Read, id: UploadId) -> Result<Option<UploadRow>, S
     db.select_optional("FROM uploads WHERE uuid = ?", params![id]).await
 }
 
-/// Returns the uploads whose bytes a node stores.
-pub async fn of_node(mut db: impl Read, node: NodeId) -> Result<Vec<UploadRow>, StoreError> {
-    db.select("FROM uploads WHERE node_uuid = ?", params![node]).await
-}
-
 pub async fn insert(tx: &mut Tx, namespace: &str, node: NodeId) -> Result<UploadRow, StoreError> {
     let (id, created) = (UploadId::new(), now());
     let row =

@@ -109,11 +109,12 @@ fn parse<T: FromStr>(value: Value) -> Result<T, Value> {
     }
 }
 
+/// In a [`Union`](crate::union::Union), MariaDB returns numbers as text.
 impl FromValue for i64 {
     fn from_value(value: Value) -> Result<Self, Value> {
         match value {
             Value::Int(n) => Ok(n),
-            other => Err(other),
+            other => parse(other),
         }
     }
 }
@@ -141,7 +142,7 @@ impl FromValue for f64 {
         match value {
             Value::Real(n) => Ok(n),
             Value::Int(n) => Ok(n as Self),
-            other => Err(other),
+            other => parse(other),
         }
     }
 }

@@ -11,6 +11,7 @@ mod federated_login;
 mod federation;
 mod generated_client;
 mod hostile;
+mod idle;
 mod images;
 mod instances;
 mod kill;

@@ -188,7 +188,7 @@ async fn assert_namespace_removed(cluster: &Cluster) {
     assert!(rules::of_namespace(store, "doomed", 10).await.unwrap().is_empty());
     assert_eq!(cluster.count_rows("event_links", "object_type = 'mapping_rule'").await, 0);
     assert!(metadata::get(store, ObjectType::Namespace, "doomed").await.unwrap().is_empty());
-    assert!(trusts::range(store, "doomed", "doomed").await.unwrap().is_empty());
+    assert!(namespaces::details(store, "doomed", "doomed").await.unwrap().trusts.is_empty());
     assert!(trusts::trusting(store, "doomed").await.unwrap().is_empty());
     for row in operations::of_target(store, &ObjectRef::namespace("doomed")).await.unwrap() {
         assert_eq!(row.state, OperationState::Complete, "{row:?}");

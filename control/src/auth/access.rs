@@ -64,6 +64,8 @@ pub struct Caller {
     pub deadline: RequestDeadline,
     /// The nonce of the key, if the caller has one.
     pub nonce: Option<String>,
+    /// The namespaces that trusted the caller's when the request was authenticated; `None` if they were not read.
+    pub trusting: Option<Vec<String>>,
 }
 
 impl Caller {
@@ -81,6 +83,7 @@ impl Caller {
             remote: String::new(),
             deadline: RequestDeadline::default(),
             nonce: None,
+            trusting: None,
         }
     }
 
@@ -103,9 +106,15 @@ impl Caller {
     }
 
     /// Replaces the identity of a service key by the one of the caller whose request was forwarded; `minted` is that of
-    /// the caller's key. Returns whether the service key may stand for that caller.
+    /// the caller's key, and `trusting` are the namespaces that trust the caller's. Returns whether the service key may stand
+    /// for that caller.
     #[must_use]
-    pub fn act_for(&mut self, original: OriginalCaller, minted: Option<MintedKeyInfo>) -> bool {
+    pub fn act_for(
+        &mut self,
+        original: OriginalCaller,
+        minted: Option<MintedKeyInfo>,
+        trusting: Option<Vec<String>>,
+    ) -> bool {
         let is_service = self.key_name.starts_with(RESERVED_NAME_PREFIX);
         let is_namespace = original.namespace == self.namespace || original.namespace == SYSTEM_NAMESPACE;
         self.namespace = original.namespace;
@@ -114,6 +123,7 @@ impl Caller {
         self.remote = original.remote;
         self.nonce = original.nonce;
         self.minted = minted;
+        self.trusting = trusting;
         is_service && is_namespace
     }
 
@@ -128,7 +138,10 @@ impl Caller {
         if self.may_change(namespace) {
             return Ok(true);
         }
-        trusts::exists(db, namespace, &self.namespace).await
+        match &self.trusting {
+            Some(trusting) => Ok(trusting.iter().any(|trusts| trusts == namespace)),
+            None => trusts::exists(db, namespace, &self.namespace).await,
+        }
     }
 }
 

@@ -29,10 +29,10 @@ use crate::objects::node_location::NodeLocation;
 use crate::objects::{quota, upload, version};
 use crate::queue::{ConvertImage, FetchArtifact, NewOperation, Operation as _};
 use muster_store::artifacts::{self, ArtifactRow, NewArtifact};
-use muster_store::attributes::{self, ObjectAttributes};
+use muster_store::attributes::ObjectAttributes;
 use muster_store::blobs::{self, BlobRow};
 use muster_store::nodes::NodeRow;
-use muster_store::references::{self, ObjectReferences};
+use muster_store::references::References;
 use muster_store::uploads::UploadRow;
 use muster_store::{
     Read, StoreError, Tx, TxError, blob_locations, blob_namespaces, namespaces, operations, transaction,
@@ -475,29 +475,21 @@ async fn records<D: Read + Copy>(
     caller: &Caller,
     rows: Vec<ArtifactRow>,
 ) -> Result<Vec<ArtifactRecord>> {
-    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut attributes_of = attributes::of_objects(db, ObjectType::Artifact, &ids).await?;
-    let mut used: Vec<BlobId> = attributes_of
-        .values()
-        .flat_map(|attributes| version::versions(&attributes.references.from).into_values())
-        .collect();
-    used.sort_unstable();
-    used.dedup();
-    let blobs_of = blobs::by_ids(db, &used).await?;
-    let blob_ids: Vec<String> = used.iter().map(ToString::to_string).collect();
-    let users = references::of_objects(db, ObjectType::Blob, &blob_ids).await?;
-    let users = blob::visible(db, Some(caller), users).await?;
-    let version = |blob: &BlobRow| version_of(blob, users.get(&blob.id.to_string()));
+    let ids: Vec<ArtifactId> = rows.iter().map(|row| row.id).collect();
+    let seen_by = (!caller.is_system()).then_some(caller.namespace.as_str());
+    let mut details = artifacts::details(db, &ids, seen_by).await?;
+    let version = |blob: &BlobRow| version_of(blob, details.uses.get(&blob.id.to_string()));
     Ok(rows
         .into_iter()
         .map(|row| {
             let id = row.id.to_string();
-            let ObjectAttributes { metadata, references } = attributes_of.remove(&id).unwrap_or_default();
+            let ObjectAttributes { metadata, references } =
+                details.attributes.remove(&id).unwrap_or_default();
             let versions = version::versions(&references.from);
             // A deleted artifact no longer references the blobs of its versions.
             let blobs = row.deleted_versions.unwrap_or_else(|| {
                 let known = versions.iter();
-                known.filter_map(|(index, blob)| Some((*index, version(blobs_of.get(blob)?)))).collect()
+                known.filter_map(|(index, blob)| Some((*index, version(details.blobs.get(blob)?)))).collect()
             });
             let newest = blobs.last_key_value();
             ArtifactRecord {
@@ -524,13 +516,13 @@ async fn records<D: Read + Copy>(
 }
 
 /// Returns a version with the users of its blob that the caller may see.
-fn version_of(blob: &BlobRow, users: Option<&ObjectReferences>) -> ArtifactVersion {
+fn version_of(blob: &BlobRow, uses: Option<&References>) -> ArtifactVersion {
     ArtifactVersion {
         uuid: blob.id,
         size: blob.size,
-        reference_count: users.map_or(0, |users| blob::use_count(&users.to)),
+        reference_count: uses.map_or(0, blob::use_count),
         depends_on: blob.depends_on,
-        instances: Some(users.map(|users| blob::instances(&users.to)).unwrap_or_default()),
+        instances: Some(uses.map(blob::instances).unwrap_or_default()),
     }
 }
 

@@ -3,7 +3,7 @@
 //! Knowing a blob's id implies access to it. So an id is only disclosed to callers that may read an artifact of the
 //! blob or have sent its content, and a search by checksum finds nothing else. See docs/decisions/0014.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -25,10 +25,8 @@ use crate::state::BlobInProgress;
 use muster_store::blob_namespaces::{self, BlobReceiptRow};
 use muster_store::blobs::{self, BlobRow, NewBlob};
 use muster_store::nodes::{self, NodeRow};
-use muster_store::references::{ObjectReferences, References};
-use muster_store::{
-    Read, StoreError, Tx, TxError, agent_operations, artifacts, blob_locations, references, transaction,
-};
+use muster_store::references::References;
+use muster_store::{Read, StoreError, Tx, TxError, blob_locations, references, transaction};
 
 /// The version of the record's format.
 const VERSION: i64 = 6;
@@ -386,30 +384,18 @@ pub(crate) async fn records<D: Read + Copy>(
     rows: Vec<BlobRow>,
 ) -> Result<Vec<BlobRecord>> {
     let ids: Vec<BlobId> = rows.iter().map(|row| row.id).collect();
-    let id_strings: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    let mut metadata_of = metadata::of_blobs(db, caller, &ids).await?;
-    let references_of = references::of_objects(db, ObjectType::Blob, &id_strings).await?;
-    let mut references_of = visible(db, caller, references_of).await?;
-    let mut receipts = match caller.filter(|caller| !caller.is_system()) {
-        Some(caller) => blob_namespaces::of_namespace(db, &caller.namespace, &ids).await?,
-        None => HashMap::new(),
-    };
-    let mut copies_of = blob_locations::of_blobs(db, &ids).await?;
-    let node_ids: HashSet<NodeId> = copies_of.values().flatten().map(|copy| copy.node).collect();
-    let names = nodes::names(db, &node_ids.into_iter().collect::<Vec<_>>()).await?;
+    let seen_by = caller.filter(|caller| !caller.is_system()).map(|caller| caller.namespace.as_str());
+    let mut details = blobs::details(db, &ids, seen_by).await?;
+    let mut metadata_of = metadata::by_blob(caller, details.metadata);
     let mut records = Vec::with_capacity(rows.len());
     for mut row in rows {
-        let references = references_of.remove(&row.id.to_string()).unwrap_or_default();
-        if caller.is_some_and(|caller| !caller.is_system()) {
-            let receipt = receipts.remove(&row.id);
+        let references = details.references.remove(&row.id.to_string()).unwrap_or_default();
+        if seen_by.is_some() {
+            let receipt = details.receipts.remove(&row.id);
             hide_foreign_times(&mut row, receipt, &references.to);
         }
         // It is in use as long as an instance has a disk on it.
         let users = instances(&references.to);
-        let copies = copies_of.remove(&row.id).unwrap_or_default();
-        let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete);
-        let mut locations: Vec<String> = complete.filter_map(|copy| names.get(&copy.node).cloned()).collect();
-        locations.sort_unstable();
         let checksums =
             HashAlgorithm::ALL.iter().map(|algorithm| (*algorithm, row.checksums.get(*algorithm).to_owned()));
         records.push(BlobRecord {
@@ -422,7 +408,7 @@ pub(crate) async fn records<D: Read + Copy>(
             fetched_at: row.created,
             depends_on: row.depends_on,
             transcodes: BTreeMap::new(),
-            locations,
+            locations: details.locations.remove(&row.id).unwrap_or_default(),
             reference_count: use_count(&references.to),
             sha512: Some(row.checksums.sha512.clone()).filter(|checksum| !checksum.is_empty()),
             checksums: checksums.filter(|(_, checksum)| !checksum.is_empty()).collect(),
@@ -467,31 +453,6 @@ pub(crate) fn use_count(references: &References) -> i64 {
         |reference: &Reference| reference.source_object_type == ObjectType::ClusterOperation.as_str();
     let uses = references.values().flatten().filter(|reference| !is_operation(reference));
     i64::try_from(uses.count()).unwrap_or(i64::MAX)
-}
-
-/// Removes the users of blobs that the caller may not read; `None` reads all.
-pub(crate) async fn visible<D: Read + Copy>(
-    db: D,
-    caller: Option<&Caller>,
-    mut of_blobs: HashMap<String, ObjectReferences>,
-) -> Result<HashMap<String, ObjectReferences>> {
-    let Some(caller) = caller.filter(|caller| !caller.is_system()) else { return Ok(of_blobs) };
-    let of = |kind: ObjectType| -> Vec<String> {
-        let uses = of_blobs.values().flat_map(|references| references.to.values().flatten());
-        let own = uses.filter(|reference| reference.source_object_type == kind.as_str());
-        own.map(|reference| reference.source_uuid.clone()).collect()
-    };
-    let name = &caller.namespace;
-    let mut visible_ids = artifacts::visible(db, &of(ObjectType::Artifact), name).await?;
-    visible_ids.extend(muster_store::instances::visible(db, &of(ObjectType::Instance), name).await?);
-    visible_ids.extend(agent_operations::visible(db, &of(ObjectType::AgentOperation), name).await?);
-    for references in of_blobs.values_mut() {
-        references.to.retain(|_, list| {
-            list.retain(|reference| visible_ids.contains(&reference.source_uuid));
-            !list.is_empty()
-        });
-    }
-    Ok(of_blobs)
 }
 
 /// Returns the fields of the record that describe a disk image.

@@ -227,7 +227,10 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, claim: &str) ->
 }
 
 pub async fn get(app: &App, caller: &Caller, namespace: &str, claim: &str) -> Result<ClaimRecord> {
-    to_record(app, find(app, caller, namespace, claim).await?).await
+    require_namespace(&*app.store, caller, namespace).await?;
+    let id = claim.parse().map_err(|_| absent())?;
+    let (row, metadata) = claims::with_metadata(&*app.store, namespace, id).await?.ok_or_else(absent)?;
+    Ok(record(row, metadata))
 }
 
 /// Returns the claims of a namespace, oldest first, including expired ones.

@@ -10,6 +10,7 @@ use muster_types::network::NetworkState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::quota::QuotaName;
 use muster_types::{Error, Result};
+use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
@@ -183,11 +184,11 @@ pub async fn delete_in(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<bool, 
 async fn find(app: &App, caller: &Caller, id: &str) -> Result<(InterfaceRow, NetworkRow)> {
     let absent = || Error::not_found("interface");
     let id: InterfaceId = id.parse().map_err(|_| absent())?;
-    let row = interfaces::get(&*app.store, id).await?.ok_or_else(absent)?;
+    let (row, network) = interfaces::with_network(&*app.store, id).await?;
+    let row = row.ok_or_else(absent)?;
     if !caller.may_see(&*app.store, &row.namespace).await? {
         return Err(absent());
     }
-    let network = networks::get(&*app.store, row.network).await?;
     let network = network.ok_or_else(|| Error::not_found("interface network"))?;
     let visible = match &network.namespace {
         Some(owner) => caller.may_see(&*app.store, owner).await?,
@@ -292,20 +293,22 @@ pub(crate) async fn record(app: &App, row: InterfaceRow) -> Result<InterfaceReco
 pub(crate) async fn records<D: Read + Copy>(db: D, rows: Vec<InterfaceRow>) -> Result<Vec<InterfaceRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
     let mut metadata_of = metadata::of_objects(db, ObjectType::Interface, &ids).await?;
-    Ok(rows
-        .into_iter()
-        .map(|row| InterfaceRecord {
-            metadata: metadata_of.remove(&row.id.to_string()).unwrap_or_default(),
-            uuid: row.id,
-            instance_uuid: row.instance,
-            network_uuid: row.network,
-            macaddr: row.mac,
-            ipv4: row.ipv4,
-            floating: row.floating,
-            model: row.model,
-            order: row.order,
-            state: row.state,
-            version: VERSION,
-        })
-        .collect())
+    let records = rows.into_iter().zip(ids);
+    Ok(records.map(|(row, id)| to_record(row, metadata_of.remove(&id).unwrap_or_default())).collect())
+}
+
+pub(crate) fn to_record(row: InterfaceRow, metadata: Map<String, Value>) -> InterfaceRecord {
+    InterfaceRecord {
+        metadata,
+        uuid: row.id,
+        instance_uuid: row.instance,
+        network_uuid: row.network,
+        macaddr: row.mac,
+        ipv4: row.ipv4,
+        floating: row.floating,
+        model: row.model,
+        order: row.order,
+        state: row.state,
+        version: VERSION,
+    }
 }

@@ -16,7 +16,7 @@ use crate::auth::{Caller, Origin, scopes};
 use crate::events::RefusalKind;
 use crate::objects::quota;
 use muster_store::keys::{KeyRow, NewKey, PutOutcome, StoredSecret};
-use muster_store::{Store, StoreError, keys, metadata, namespaces, transaction};
+use muster_store::{Store, StoreError, keys, namespaces, transaction};
 
 /// A request to create or replace a key, not validated yet.
 #[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
@@ -124,9 +124,8 @@ pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<Str
 pub async fn get(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<KeyRecord> {
     require_namespace(&*app.store, caller, namespace).await?;
     let row = keys::get(&*app.store, namespace, name).await?;
-    let KeyRow { id, name, expiry, scopes } =
+    let (KeyRow { name, expiry, scopes, .. }, metadata) =
         row.ok_or_else(|| Error::NotFound("key does not exist".into()))?;
-    let metadata = metadata::get(&*app.store, ObjectType::NamespaceKey, &id.to_string()).await?;
     Ok(KeyRecord { key_name: name, expiry, scopes, metadata })
 }
 

@@ -15,8 +15,9 @@ use serde_json::{Map, Value};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::network::state::PRESENT;
+use muster_store::blob_metadata::BlobMetadataRow;
 use muster_store::{
-    Read, StoreError, Tx, TxError, agent_operations, artifacts, blob_metadata, blobs, claims, instances,
+    StoreError, Tx, TxError, agent_operations, artifacts, blob_metadata, blobs, claims, instances,
     interfaces, issuers, keys, metadata, namespaces, networks, operations, rules, transaction, uploads,
 };
 
@@ -31,7 +32,11 @@ pub(crate) const DEPRECATED_AFFINITY: &str = "deprecated weighted affinity speci
 /// Returns the metadata of an object that the caller may see.
 pub async fn get(app: &App, caller: &Caller, object: &ObjectRef) -> Result<Map<String, Value>> {
     match blob_id(object)? {
-        Some(id) => Ok(of_blobs(&*app.store, Some(caller), &[id]).await?.remove(&id).unwrap_or_default()),
+        Some(id) => {
+            let namespace = (!caller.is_system()).then_some(caller.namespace.as_str());
+            let rows = blob_metadata::of_blob(&*app.store, id, namespace).await?;
+            Ok(by_blob(Some(caller), rows).remove(&id).unwrap_or_default())
+        }
         None => Ok(metadata::get(&*app.store, object.object_type, &object.id).await?),
     }
 }
@@ -44,20 +49,19 @@ fn blob_id(object: &ObjectRef) -> Result<Option<BlobId>> {
     object.id.parse().map(Some).map_err(|_| Error::not_found("blob"))
 }
 
-/// Returns the metadata of blobs that the caller may see; `None` sees all.
-pub(crate) async fn of_blobs(
-    db: impl Read,
+/// Returns the metadata of blobs by blob, from the rows that the caller may see; `None` sees all.
+pub(crate) fn by_blob(
     caller: Option<&Caller>,
-    ids: &[BlobId],
-) -> Result<HashMap<BlobId, Map<String, Value>>> {
+    rows: Vec<BlobMetadataRow>,
+) -> HashMap<BlobId, Map<String, Value>> {
     let namespace = caller.filter(|caller| !caller.is_system()).map(|caller| caller.namespace.as_str());
     let mut by_blob: HashMap<BlobId, Map<String, Value>> = HashMap::new();
-    for row in blob_metadata::of_blobs(db, ids, namespace).await? {
+    for row in rows {
         let is_own = row.namespace == namespace.unwrap_or(SYSTEM_NAMESPACE);
         let key = if is_own { row.name } else { format!("{}/{}", row.namespace, row.name) };
         by_blob.entry(row.blob).or_default().insert(key, row.value);
     }
-    Ok(by_blob)
+    by_blob
 }
 
 /// Writes a key and returns the size of all keys next to it.

@@ -1,14 +1,11 @@
 //! Namespaces: create, get, list, delete.
 
-use std::collections::BTreeMap;
-
 use muster_types::event::Event;
 use muster_types::instance::InstanceState;
 use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM_NAMESPACE, Trust, check_name};
 use muster_types::network::NetworkState;
-use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::object::ObjectRef;
 use muster_types::{Error, Result};
-use serde_json::Map;
 
 use crate::app::App;
 use crate::auth::Caller;
@@ -22,8 +19,7 @@ use crate::objects::network::enqueue_delete;
 use crate::queue::{DeleteNamespace, NewOperation};
 use muster_store::namespaces::NamespaceRow;
 use muster_store::{
-    Read, StoreError, artifacts, claims, instances, keys, metadata, namespaces, networks, transaction,
-    trusts, uploads,
+    Read, StoreError, artifacts, claims, instances, keys, namespaces, networks, transaction, trusts, uploads,
 };
 
 /// The version of the record's format. See docs/decisions/0009.
@@ -167,28 +163,17 @@ pub(crate) async fn record(app: &App, name: &str) -> Result<NamespaceRecord> {
 async fn records<D: Read + Copy>(db: D, rows: Vec<NamespaceRow>) -> Result<Vec<NamespaceRecord>> {
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(vec![]) };
     let (first, last) = (first.name.clone(), last.name.clone());
-    let mut keys_of: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (namespace, key) in keys::names(db, &first, &last).await? {
-        keys_of.entry(namespace).or_default().push(key);
-    }
-    let mut trusts_of: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (namespace, trusted) in trusts::range(db, &first, &last).await? {
-        trusts_of.entry(namespace).or_default().push(trusted);
-    }
-    let mut metadata_of: BTreeMap<String, Map<String, serde_json::Value>> = BTreeMap::new();
-    for (namespace, name, value) in metadata::range(db, ObjectType::Namespace, &first, &last).await? {
-        metadata_of.entry(namespace).or_default().insert(name, value);
-    }
+    let mut details = namespaces::details(db, &first, &last).await?;
     Ok(rows
         .into_iter()
         .map(|row| NamespaceRecord {
             state: row.state,
             version: VERSION,
-            metadata: metadata_of.remove(&row.name).unwrap_or_default(),
-            keys: keys_of.remove(&row.name).unwrap_or_default(),
+            metadata: details.metadata.remove(&row.name).unwrap_or_default(),
+            keys: details.keys.remove(&row.name).unwrap_or_default(),
             trust: Trust {
                 full: std::iter::once(SYSTEM_NAMESPACE.to_owned())
-                    .chain(trusts_of.remove(&row.name).unwrap_or_default())
+                    .chain(details.trusts.remove(&row.name).unwrap_or_default())
                     .collect(),
             },
             name: row.name,

@@ -10,13 +10,12 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::instance;
-use muster_store::attributes::{self, ObjectAttributes};
+use muster_store::attributes::ObjectAttributes;
 use muster_store::instances::InstanceRow;
 use muster_store::leases::{Lease, NETWORK_NODE_LEASE};
 use muster_store::nodes::NodeRow;
 use muster_store::{
-    StoreError, Tx, TxError, blob_locations, instances, leases, node_ledgers, node_networks, nodes,
-    transaction,
+    StoreError, Tx, TxError, blob_locations, instances, node_ledgers, node_networks, nodes, transaction,
 };
 
 /// The lease whose owner is the cluster maintainer.
@@ -75,12 +74,6 @@ pub async fn find(app: &App, node: &str) -> Result<NodeRow> {
 /// Returns whether a node was deleted. Its daemon may still run; it must not remove any files then.
 pub(crate) async fn is_deleted(app: &App, id: NodeId) -> Result<bool> {
     Ok(nodes::state(&*app.store, id).await? == Some(NodeState::Deleted))
-}
-
-/// Returns whether a node checks in.
-pub(crate) async fn is_active(app: &App, id: NodeId) -> Result<bool> {
-    let state = nodes::state(&*app.store, id).await?;
-    Ok(matches!(state, Some(NodeState::Created | NodeState::Stopping)))
 }
 
 /// Deletes a node permanently: its daemon is fenced and stops. A node that is alive must not have instances; one that does
@@ -166,9 +159,8 @@ async fn record(app: &App, row: NodeRow) -> Result<NodeRecord> {
 
 /// Returns the records of rows, with a constant number of queries.
 async fn records(app: &App, rows: Vec<NodeRow>) -> Result<Vec<NodeRecord>> {
-    let leases = leases::list(&app.store).await?;
-    let ids: Vec<String> = rows.iter().map(|row| row.identity.id.to_string()).collect();
-    let mut attributes_of = attributes::of_objects(&*app.store, ObjectType::Node, &ids).await?;
+    let ids: Vec<NodeId> = rows.iter().map(|row| row.identity.id).collect();
+    let (mut attributes_of, leases) = nodes::details(&*app.store, &ids).await?;
     let record = |row: NodeRow| {
         let attributes = attributes_of.remove(&row.identity.id.to_string()).unwrap_or_default();
         to_record(row, attributes, &leases)

@@ -1,6 +1,6 @@
 //! Reads cluster operations and finds them for their metadata. Requires the namespace of the operation or `system`; trust is not enough.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 
 use muster_types::ids::{ArtifactId, InstanceId, NetworkId, OperationId};
 use muster_types::object::{ObjectRef, ObjectType};
@@ -47,30 +47,28 @@ async fn find_readable(app: &App, caller: &Caller, operation_type: &str, id: &st
 pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<OperationRecord>> {
     let first = find(app, id).await?;
     let mut seen: HashSet<OperationId> = HashSet::from([first.id]);
-    let mut queue = VecDeque::from([first]);
+    let mut level = vec![first];
     let mut chain = Vec::new();
-    while let Some(row) = queue.pop_front() {
-        if !may_read(caller, &row) {
-            let text = if row.namespace.is_none() {
-                "cluster operation chain includes a cluster-scoped target you cannot see"
-            } else {
-                "cluster operation chain crosses into a namespace you cannot see"
-            };
-            return Err(Error::Forbidden(text.into()));
-        }
-        if chain.len() == MAX_CHAIN {
-            return Err(Error::Invalid(format!(
-                "cluster operation chain exceeds maximum size of {MAX_CHAIN} nodes"
-            )));
-        }
-        for parent in &row.depends_on {
-            if seen.insert(parent.op_uuid)
-                && let Some(parent) = operations::get(&*app.store, parent.op_uuid).await?
-            {
-                queue.push_back(parent);
+    while !level.is_empty() {
+        let mut parents = Vec::new();
+        for row in level {
+            if !may_read(caller, &row) {
+                let text = if row.namespace.is_none() {
+                    "cluster operation chain includes a cluster-scoped target you cannot see"
+                } else {
+                    "cluster operation chain crosses into a namespace you cannot see"
+                };
+                return Err(Error::Forbidden(text.into()));
             }
+            if chain.len() == MAX_CHAIN {
+                return Err(Error::Invalid(format!(
+                    "cluster operation chain exceeds maximum size of {MAX_CHAIN} nodes"
+                )));
+            }
+            parents.extend(row.depends_on.iter().map(|parent| parent.op_uuid).filter(|id| seen.insert(*id)));
+            chain.push(row);
         }
-        chain.push(row);
+        level = operations::by_ids(&*app.store, &parents).await?;
     }
     chain.sort_by(|a, b| b.created.total_cmp(&a.created));
     records(app, chain).await

@@ -108,7 +108,10 @@ pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<Rul
 
 /// Returns a rule that is not deleted.
 pub async fn get(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<RuleRecord> {
-    to_record(app, find(app, caller, namespace, name).await?).await
+    require_namespace(&*app.store, caller, namespace).await?;
+    let found = rules::with_metadata(&*app.store, namespace, name).await?;
+    let (row, metadata) = found.ok_or_else(absent)?;
+    Ok(record(row, metadata))
 }
 
 /// Returns the rule as the subject of events and metadata.

@@ -63,8 +63,11 @@ pub async fn subject(app: &App, caller: &Caller, id: &str) -> Result<ObjectRef> 
 
 /// Returns the node that stores an upload.
 pub async fn locate(app: &App, row: &UploadRow) -> Result<NodeLocation> {
+    if let Some(own) = app.nodes.iter().find(|own| own.identity().id == row.node) {
+        return Ok(NodeLocation::Local(Arc::clone(own)));
+    }
     let node = nodes::get(&*app.store, &NameOrId::Id(row.node)).await?;
-    node.map(|node| NodeLocation::of(app, node)).ok_or_else(|| Error::not_found("upload"))
+    node.map(|node| NodeLocation::Remote(Box::new(node))).ok_or_else(|| Error::not_found("upload"))
 }
 
 /// Returns the record of an upload that a node of this daemon stores.

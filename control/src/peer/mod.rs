@@ -139,6 +139,11 @@ impl Peers {
         changed
     }
 
+    /// Returns whether this daemon reaches none of its peers.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.degraded.lock().is_some()
+    }
+
     /// Adds what the other daemons need to know of this one to the report of its node.
     pub(crate) fn complete_report(&self, identity: &NodeIdentity, report: &mut NodeReport) {
         report.node_address = self.listener.get().map(|listener| {

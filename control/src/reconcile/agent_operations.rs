@@ -30,6 +30,8 @@ use muster_store::transaction;
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval at which orphaned commands are cancelled in guests.
 const CANCEL_INTERVAL: Duration = Duration::from_secs(10);
+/// The interval while the cluster has no unfinished agent operations.
+const IDLE_CANCEL_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the task of an instance without operations stays alive.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait for a command to be cancelled before the next operation starts.
@@ -405,18 +407,28 @@ async fn cancel(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> 
 
 /// Periodically cancels commands that ended while their guest was unreachable.
 async fn cancel_periodically(app: Arc<App>, nodes: Vec<NodeId>) {
+    // Commands are only orphaned by operations that were unfinished before.
+    let mut may_have_orphans = true;
+    let mut last_pass = Instant::now();
     loop {
-        if let Err(error) = cancel_orphans(&app, &nodes, None).await {
-            tracing::warn!(%error, "failed to cancel orphaned commands");
+        let may_have_operations = app.cluster_changes.may_have_agent_operations();
+        if may_have_orphans || may_have_operations || last_pass.elapsed() >= IDLE_CANCEL_INTERVAL {
+            last_pass = Instant::now();
+            match cancel_orphans(&app, &nodes, None).await {
+                Ok(found) => may_have_orphans = found > 0 || may_have_operations,
+                Err(error) => tracing::warn!(%error, "failed to cancel orphaned commands"),
+            }
         }
         tokio::time::sleep(CANCEL_INTERVAL).await;
     }
 }
 
-/// Cancels orphaned commands in all guests of some nodes, or in one guest.
-async fn cancel_orphans(app: &App, nodes: &[NodeId], instance: Option<InstanceId>) -> Result<()> {
+/// Cancels orphaned commands in all guests of some nodes, or in one guest. Returns their number.
+async fn cancel_orphans(app: &App, nodes: &[NodeId], instance: Option<InstanceId>) -> Result<usize> {
     let mut unresponsive = HashSet::new();
-    for (row, node_id) in agent_operations::cancelled_in_flight(&*app.store, nodes, instance).await? {
+    let orphans = agent_operations::cancelled_in_flight(&*app.store, nodes, instance).await?;
+    let count = orphans.len();
+    for (row, node_id) in orphans {
         let Some(node) = app.nodes.iter().find(|node| node.identity().id == node_id) else { continue };
         match node.guests().report(row.instance) {
             Some(report) if report.state.is_ready() && report.boot_id == row.sent_boot => {
@@ -431,5 +443,5 @@ async fn cancel_orphans(app: &App, nodes: &[NodeId], instance: Option<InstanceId
             _ => transaction!(app.store, |tx| { Ok(agent_operations::clear_sent(tx, row.id).await?) })?,
         }
     }
-    Ok(())
+    Ok(count)
 }

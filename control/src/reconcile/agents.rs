@@ -1,4 +1,4 @@
-//! Records the reports of guest agents in their instances.
+//! Records the reports of guest agents in their instances. `vms.rs` finds missed ones.
 //!
 //! The agent state of an instance that is not running is written by `objects/instance/power.rs`.
 
@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use muster_types::Result;
 use muster_types::ids::InstanceId;
 use muster_types::node::NodeApi;
 use tokio::sync::watch;
@@ -15,12 +14,10 @@ use tokio::task::JoinSet;
 
 use crate::app::App;
 use crate::objects::instance::agent::{agent_report, has_guest, is_recorded, observe};
-use muster_store::instances;
+use muster_store::instances::InstanceRow;
 
-/// The interval between passes over the nodes.
+/// The interval in which the reports of a guest are counted.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(10);
-/// The maximum number of nodes per pass.
-const NODES_PER_PASS: usize = 100;
 
 /// The maximum number of reports of one guest that are recorded immediately between two passes: enough to boot, but a
 /// misbehaving guest cannot overload the daemon.
@@ -32,20 +29,8 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     for node in &app.nodes {
         listeners.spawn(listen(Arc::clone(&app), Arc::clone(node)));
     }
-    let mut next = 0;
-    while !*stop.borrow() {
-        for _ in 0..NODES_PER_PASS.min(app.nodes.len()) {
-            let node = &app.nodes[next % app.nodes.len()];
-            next = (next + 1) % app.nodes.len();
-            if let Err(error) = reconcile_node(&app, node).await {
-                tracing::warn!(node = node.identity().name, %error, "failed to reconcile guests");
-            }
-        }
-        tokio::select! {
-            () = tokio::time::sleep(RECONCILE_INTERVAL) => {}
-            _ = stop.changed() => {}
-        }
-    }
+    // The sender lives as long as the daemon.
+    let _ = stop.wait_for(|stop| *stop).await;
     listeners.abort_all();
 }
 
@@ -80,14 +65,14 @@ async fn listen(app: Arc<App>, node: Arc<dyn NodeApi>) {
     }
 }
 
-/// Records the reports of all guests of a node, also those that a previous daemon missed.
-async fn reconcile_node(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
-    for row in instances::of_node(&*app.store, node.identity().id).await? {
-        if has_guest(&row, node) && !is_recorded(&row, &agent_report(node.guests().report(row.id).as_ref())) {
-            observe(app, node, row.id).await?;
-        }
+/// Records the report of a guest, which a previous daemon may have missed.
+pub(super) async fn reconcile_guest(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) {
+    if has_guest(row, node)
+        && !is_recorded(row, &agent_report(node.guests().report(row.id).as_ref()))
+        && let Err(error) = observe(app, node, row.id).await
+    {
+        tracing::warn!(instance = %row.id, %error, "failed to record a guest report");
     }
-    Ok(())
 }
 
 #[cfg(test)]

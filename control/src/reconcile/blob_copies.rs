@@ -30,6 +30,10 @@ fn target_copies_on(app: &App, nodes: usize) -> usize {
 /// Fetches the blobs of which this node should have a copy, one after the other.
 pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
     let all_nodes = nodes::list(&*app.store).await?;
+    let is_own = |row: &&NodeRow| row.identity.id == node.identity().id;
+    if all_nodes.iter().find(is_own).is_some_and(|row| row.state == NodeState::Deleted) {
+        return Ok(());
+    }
     // A node in error has not checked in for so long that it may never return.
     let lost: Vec<NodeId> = all_nodes
         .iter()

@@ -13,11 +13,13 @@ use muster_types::object::{ObjectRef, ObjectType};
 use crate::app::App;
 use crate::objects::instance::{fence, local_node};
 use crate::objects::{node, node_join};
-use muster_store::membership::MAX_CLOCK_SKEW;
+use muster_store::membership::{MAX_CLOCK_SKEW, Member};
 use muster_store::{node_networks, nodes, transaction};
 
 /// The number of check-ins for each report of the resources.
 const CHECK_INS_PER_REPORT: u32 = 5;
+/// The age of the summary of changes up to which a check-in always uses it.
+const MIN_SUMMARY_AGE: Duration = Duration::from_secs(2);
 /// The clock skew in seconds above which a warning is recorded.
 const CLOCK_SKEW_WARNING: f64 = 1.0;
 
@@ -57,20 +59,22 @@ pub async fn run(app: Arc<App>) {
     let mut last_event = Instant::now();
     // The first report, at the start, may lack what takes a moment, such as the fencing lease.
     let mut check_ins = CHECK_INS_PER_REPORT - 1;
+    let mut was_degraded = false;
     loop {
         tokio::time::sleep(interval).await;
-        if let Err(error) = check_in(&app).await {
+        if let Err(error) = check_in_again(&app, interval).await {
             tracing::warn!(%error, "failed to check in");
             continue;
         }
         check_ins += 1;
-        if check_ins < CHECK_INS_PER_REPORT {
+        let is_degraded = app.peers.is_degraded();
+        if check_ins < CHECK_INS_PER_REPORT && is_degraded == was_degraded {
             continue;
         }
         let with_event = last_event.elapsed() >= event_interval;
         match report(&app, with_event).await {
             Ok(()) => {
-                check_ins = 0;
+                (check_ins, was_degraded) = (0, is_degraded);
                 if with_event {
                     last_event = Instant::now();
                 }
@@ -78,6 +82,24 @@ pub async fn run(app: Arc<App>) {
             Err(error) => tracing::warn!(%error, "failed to report the resources of a node"),
         }
     }
+}
+
+/// Checks in by one statement if all nodes are up, and measures the clock skew by the summary of changes.
+async fn check_in_again(app: &App, interval: Duration) -> Result<()> {
+    let began = Instant::now();
+    let membership = &app.store.membership;
+    membership.require()?;
+    let members = membership.members();
+    let summary = app.cluster_changes.recent(interval.max(MIN_SUMMARY_AGE));
+    let Some(summary) = summary.filter(|_| !members.is_empty()) else { return check_in(app).await };
+    if nodes::check_in_active(&app.store, &members, membership.clock_skew()).await? < members.len() {
+        return check_in(app).await;
+    }
+    for member in &members {
+        local_node(app, Some(member.node))?.renew_fencing_lease(began)?;
+    }
+    observe_clock(app, summary.queried, summary.time);
+    Ok(())
 }
 
 /// Checks in for every node of this daemon, records which of them lost their membership, and measures the clock skew.
@@ -92,7 +114,7 @@ pub async fn check_in(app: &App) -> Result<()> {
     }
     membership.require()?;
     if !check_in.states.is_empty() {
-        observe_clock(app, &check_in);
+        observe_clock(app, check_in.queried, check_in.time);
     }
     for (id, state) in check_in.states {
         let node = local_node(app, Some(id))?;
@@ -108,13 +130,14 @@ pub async fn check_in(app: &App) -> Result<()> {
     Ok(())
 }
 
-/// Measures the clock skew, and records when it begins or ceases to matter.
-fn observe_clock(app: &App, check_in: &nodes::CheckIn) {
+/// Measures the clock skew by a time of the database, which was queried between two times of this host, and records when it
+/// begins or ceases to matter.
+fn observe_clock(app: &App, queried: (f64, f64), time: f64) {
     let severity = |skew: f64| {
         [CLOCK_SKEW_WARNING, MAX_CLOCK_SKEW].into_iter().filter(|limit| skew.abs() > *limit).count()
     };
     let before = severity(app.store.membership.clock_skew());
-    let skew = app.store.membership.observe_clock(check_in.queried.0, check_in.time, check_in.queried.1);
+    let skew = app.store.membership.observe_clock(queried.0, time, queried.1);
     if severity(skew) == before {
         return;
     }
@@ -127,34 +150,27 @@ fn observe_clock(app: &App, check_in: &nodes::CheckIn) {
         }
     };
     tracing::warn!(seconds = skew, "{message}");
-    for id in check_in.states.keys() {
-        let object = ObjectRef::new(ObjectType::Node, *id);
+    for member in app.store.membership.members() {
+        let object = ObjectRef::new(ObjectType::Node, member.node);
         app.events.record(Event::new(EventType::Status, object, message).with("clock_skew", skew));
     }
 }
 
-/// Writes the reports of the nodes of this daemon, in one transaction.
+/// Writes the reports of the nodes of this daemon.
 async fn report(app: &App, with_event: bool) -> Result<()> {
-    let mut reports: Vec<(_, NodeReport)> = Vec::with_capacity(app.nodes.len());
-    for node in &app.nodes {
-        let identity = node.identity();
-        if app.store.membership.is_member(identity.id) {
-            let mut report = node.report().await?;
-            app.peers.complete_report(identity, &mut report);
-            if !identity.simulated && is_loopback(&report.api_url) && has_other_hosts(app).await? {
-                report_loopback(app, &mut report);
-            }
-            reports.push((identity.id, report));
+    let mut reports: Vec<(Member, NodeReport)> = Vec::with_capacity(app.nodes.len());
+    for member in app.store.membership.members() {
+        let node = local_node(app, Some(member.node))?;
+        let mut report = node.report().await?;
+        app.peers.complete_report(node.identity(), &mut report);
+        if !node.identity().simulated && is_loopback(&report.api_url) && has_other_hosts(app).await? {
+            report_loopback(app, &mut report);
         }
+        reports.push((member, report));
     }
-    transaction!(app.store, |tx| {
-        for (id, report) in &reports {
-            nodes::set_report(tx, *id, report).await?;
-        }
-        Ok(())
-    })?;
-    for (id, report) in reports.into_iter().filter(|_| with_event) {
-        let object = ObjectRef::new(ObjectType::Node, id);
+    nodes::report(&app.store, &reports).await?;
+    for (member, report) in reports.into_iter().filter(|_| with_event) {
+        let object = ObjectRef::new(ObjectType::Node, member.node);
         let mut event = Event::new(EventType::Resources, object, "updated node resources");
         event.extra = report.resources;
         app.events.record(event);

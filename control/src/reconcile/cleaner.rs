@@ -131,8 +131,8 @@ async fn remove_exchanges(app: &App) -> Result<usize> {
     let before = now() - MAX_CLOCK_SKEW;
     #[expect(clippy::cast_possible_truncation, reason = "Unix time is small")]
     let minute = (before / 60.0).floor() as i64;
-    let tokens = transaction!(app.store, |tx| { Ok(exchanges::remove_tokens(tx, before, BATCH).await?) })?;
-    let attempts =
-        transaction!(app.store, |tx| { Ok(exchanges::remove_attempts(tx, minute, BATCH).await?) })?;
-    Ok(tokens.max(attempts))
+    transaction!(app.store, |tx| {
+        let tokens = exchanges::remove_tokens(tx, before, BATCH).await?;
+        Ok(tokens.max(exchanges::remove_attempts(tx, minute, BATCH).await?))
+    })
 }

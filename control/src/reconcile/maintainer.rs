@@ -75,13 +75,15 @@ async fn renew_lease(app: Arc<App>, elected: watch::Sender<bool>) {
     loop {
         // The lease is counted from before the request, so that another daemon acquires it only after this one stops.
         let requested = Instant::now();
-        match acquire_lease(&app, lease).await {
+        match acquire_lease(&app, lease, renewed.is_some()).await {
             Ok(true) => renewed = Some(requested),
             Ok(false) => renewed = None,
             Err(error) => tracing::warn!(%error, "failed to renew the maintainer lease"),
         }
         elected.send_replace(renewed.is_some_and(|renewed| renewed.elapsed() < lease));
-        tokio::time::sleep(lease / 3).await;
+        // Whether the lease is vacant costs no statement.
+        let is_owner = *elected.borrow();
+        tokio::time::sleep(if is_owner { lease / 3 } else { TICK_INTERVAL.min(lease / 3) }).await;
     }
 }
 
@@ -95,13 +97,18 @@ fn lease_length(app: &App) -> Duration {
 }
 
 /// Acquires or renews the lease, unless another daemon owns it or this one must not acquire leases.
-async fn acquire_lease(app: &App, lease: Duration) -> Result<bool> {
+async fn acquire_lease(app: &App, lease: Duration, is_owned: bool) -> Result<bool> {
     let membership = &app.store.membership;
     if membership.require().is_err() || membership.require_clock().is_err() {
         return Ok(false);
     }
-    // One read instead of a transaction while another daemon is the maintainer.
-    if let Some(remaining) = leases::remaining(&app.store, MAINTAINER_LEASE, &app.lease_owner).await? {
+    // Neither a transaction nor a read while another daemon is the maintainer.
+    if !is_owned && is_owned_by_other(app, lease) {
+        return Ok(false);
+    }
+    if !is_owned
+        && let Some(remaining) = leases::remaining(&app.store, MAINTAINER_LEASE, &app.lease_owner).await?
+    {
         // Waits for an expiry that is near, to take over as soon as possible.
         if remaining > lease.as_secs_f64() / 3.0 {
             return Ok(false);
@@ -109,6 +116,14 @@ async fn acquire_lease(app: &App, lease: Duration) -> Result<bool> {
         tokio::time::sleep(Duration::from_secs_f64(remaining.max(0.0))).await;
     }
     leases::acquire(&app.store, MAINTAINER_LEASE, &app.lease_owner, lease.as_secs_f64()).await
+}
+
+/// Returns whether another daemon owned the lease recently, and will for a third of its length.
+fn is_owned_by_other(app: &App, lease: Duration) -> bool {
+    let Some(summary) = app.cluster_changes.recent(lease) else { return false };
+    let owned = summary.leases.iter().find(|owned| owned.name == MAINTAINER_LEASE);
+    let ends_after = app.store.membership.database_time() + lease.as_secs_f64() / 3.0;
+    owned.is_some_and(|owned| owned.owner != app.lease_owner.id && owned.expires > ends_after)
 }
 
 /// Runs a long task, and cancels it when another daemon is elected.

@@ -2,7 +2,7 @@
 //! not its peers is degraded: it gets no new instances, because their networks would be cut off from the others.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_store::nodes::NodeRow;
 use muster_store::{node_networks, nodes};
@@ -18,6 +18,8 @@ use crate::app::App;
 /// The number of peers that a daemon probes.
 const MAX_PROBED: usize = 3;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time after which the peers are read again although they were reached.
+const PEERS_TTL: Duration = Duration::from_secs(60);
 /// The number of consecutive passes without any reachable peer after which the nodes of this daemon are degraded. A peer that
 /// dies is probed less often before its check-ins are too old.
 const DEGRADED_AFTER: u32 = 5;
@@ -46,22 +48,30 @@ pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
 #[derive(Debug, Default)]
 pub struct MeshProbes {
     failed_passes: u32,
+    /// Peers that the last pass reached, and when they were read from the database.
+    reached: Option<(Instant, Vec<NodeRow>)>,
 }
 
 impl MeshProbes {
     /// Probes some peers once, and records when the nodes of this daemon become degraded or recover.
     pub async fn pass(&mut self, app: &App) -> Result<()> {
+        let cached = self.reached.take().filter(|(read_at, _)| read_at.elapsed() < PEERS_TTL);
+        let mut unreached = Vec::new();
+        if let Some((read_at, peers)) = cached {
+            if probe(app, &peers).await {
+                self.reached = Some((read_at, peers));
+                return Ok(());
+            }
+            unreached = peers.iter().map(|peer| peer.identity.id).collect();
+        }
+        let read_at = Instant::now();
         let own: Vec<NodeId> = app.nodes.iter().map(|node| node.identity().id).collect();
         let max_age = MAX_CHECKIN_AGE * app.settings.node_checkin_interval;
         let probed = peers_to_probe(&own, nodes::list(&*app.store).await?, max_age);
-        let reached = futures_util::future::join_all(probed.iter().map(|peer| async move {
-            let probed = app.peers.probe(peer, PROBE_TIMEOUT).await;
-            probed.inspect_err(
-                |error| tracing::debug!(node = peer.identity.name, %error, "failed to probe peer"),
-            )
-        }));
-        if probed.is_empty() || reached.await.iter().any(std::result::Result::is_ok) {
+        let is_new = |peer: &NodeRow| !unreached.contains(&peer.identity.id);
+        if probed.is_empty() || (probed.iter().any(is_new) && probe(app, &probed).await) {
             self.failed_passes = 0;
+            self.reached = Some((read_at, probed.clone())).filter(|(_, peers)| !peers.is_empty());
         } else {
             self.failed_passes = self.failed_passes.saturating_add(1);
         }
@@ -75,6 +85,15 @@ impl MeshProbes {
         }
         Ok(())
     }
+}
+
+/// Returns whether one of some peers is reached.
+async fn probe(app: &App, peers: &[NodeRow]) -> bool {
+    let probes = peers.iter().map(|peer| async move {
+        let probed = app.peers.probe(peer, PROBE_TIMEOUT).await;
+        probed.inspect_err(|error| tracing::debug!(node = peer.identity.name, %error, "failed to probe peer"))
+    });
+    futures_util::future::join_all(probes).await.iter().any(std::result::Result::is_ok)
 }
 
 /// Returns the peers to probe: the next ones by id that have checked in as recently as this daemon. Each daemon is

@@ -35,6 +35,8 @@ const HANDOVER_POLL: Duration = Duration::from_millis(25);
 const SOLE_LEASE: f64 = 10.0 * 365.0 * 86400.0;
 /// The maximum interval at which candidates check whether the lease is vacant.
 const MAX_POLL: Duration = Duration::from_secs(1);
+/// The delay with which a summary of changes may arrive.
+const MAX_SUMMARY_DELAY: Duration = Duration::from_millis(500);
 /// The time for which a candidate without routers leaves a vacant lease to one that has them.
 const UNPREPARED_DELAY: Duration = Duration::from_secs(2);
 /// The number of failures to open the gate after which a node releases the lease.
@@ -57,8 +59,11 @@ pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             pause = pause.min(competitor.pass(&app).await);
         }
         app.networks.notify_role_known();
+        // A summary of changes contains the leases, so a node that waits for a vacant one need not read them.
+        let waits = competitors.iter().any(|competitor| competitor.owned.is_none());
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
+            () = app.cluster_changes.wait_next(), if waits => {}
             _ = stop.changed() => {}
         }
     }
@@ -125,6 +130,14 @@ async fn read_candidates(app: &App) -> Result<Vec<NetworkCandidate>> {
     Ok(sort_candidates(app.settings.network_node_ip, candidates))
 }
 
+/// The candidates, in order of preference.
+struct CachedCandidates {
+    read_at: Instant,
+    /// The number of nodes, and of those that are up, when the candidates were read.
+    nodes: Option<(i64, i64)>,
+    candidates: Vec<NetworkCandidate>,
+}
+
 /// How a node owns the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ownership {
@@ -141,8 +154,9 @@ struct Competitor {
     owned: Option<Ownership>,
     /// Whether the gate was closed since the node does not own the lease.
     is_closed: bool,
-    /// The candidates, and when they were read.
-    candidates: Option<(Instant, Vec<NetworkCandidate>)>,
+    candidates: Option<CachedCandidates>,
+    /// Whether the owner announced that it is about to release its lease.
+    is_handover: bool,
     vacant_since: Option<Instant>,
     /// The number of consecutive failures to open the gate.
     open_failures: u32,
@@ -160,6 +174,7 @@ impl Competitor {
             owned: None,
             is_closed: false,
             candidates: None,
+            is_handover: false,
             vacant_since: None,
             open_failures: 0,
             retry_at: None,
@@ -187,18 +202,27 @@ impl Competitor {
         }
     }
 
-    /// Reads the database. A node that does not own the lease reads the candidates less often than the leases.
+    /// Reads the candidates and the leases, unless a recent summary of changes shows them.
     async fn read(&mut self, app: &App, times: LeaseTimes) -> Result<RoleView> {
-        let cached = self.candidates.take();
-        let is_usable = |(read_at, _): &(Instant, _)| {
-            self.owned.is_none() && Instant::now() - *read_at < times.length / 4
+        let summary = app.cluster_changes.recent(times.poll + MAX_SUMMARY_DELAY);
+        let nodes = summary.as_ref().map(|summary| summary.nodes);
+        let is_usable = |cached: &CachedCandidates| {
+            let max_age = if nodes.is_some() { times.length } else { times.length / 4 };
+            cached.read_at.elapsed() < max_age && (nodes.is_none() || cached.nodes == nodes)
         };
-        let (read_at, candidates) = match cached.filter(is_usable) {
+        let cached = match self.candidates.take().filter(is_usable) {
             Some(cached) => cached,
-            None => (Instant::now(), read_candidates(app).await?),
+            None => {
+                CachedCandidates { read_at: Instant::now(), nodes, candidates: read_candidates(app).await? }
+            }
         };
-        self.candidates = Some((read_at, candidates.clone()));
-        Ok(RoleView { candidates, leases: leases::list(&app.store).await? })
+        let candidates = cached.candidates.clone();
+        self.candidates = Some(cached);
+        let leases = match summary.filter(|_| !self.is_handover) {
+            Some(summary) => summary.leases.clone(),
+            None => leases::list(&app.store).await?,
+        };
+        Ok(RoleView { candidates, leases })
     }
 
     async fn compete(&mut self, app: &App, times: LeaseTimes) -> Result<Duration> {
@@ -208,9 +232,10 @@ impl Competitor {
             return Ok(times.length / 4);
         };
         if self.owned.is_none() && !self.may_acquire(app, times, &view, own).await? {
-            let is_handover = view.lease(HANDOVER_LEASE).is_some() && view.is_prepared(self.id());
-            return Ok(if is_handover { HANDOVER_POLL } else { times.poll });
+            self.is_handover = view.lease(HANDOVER_LEASE).is_some() && view.is_prepared(self.id());
+            return Ok(if self.is_handover { HANDOVER_POLL } else { times.poll });
         }
+        self.is_handover = false;
         let is_sole = view.candidates.len() == 1;
         let owns_lease = view.lease(NETWORK_NODE_LEASE).is_some_and(|lease| lease.owner == self.owner.id);
         if is_sole && owns_lease && self.owned == Some(Ownership::Sole) {

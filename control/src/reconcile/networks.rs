@@ -39,7 +39,7 @@ const MAX_CONCURRENT_REMOVALS: usize = 8;
 const MAX_ORPHANS: usize = 50;
 
 /// The time after which cached facts are read again, even if no generation changed.
-const CACHE_TTL: Duration = Duration::from_secs(30);
+const CACHE_TTL: Duration = Duration::from_secs(60);
 
 /// The time after which the nodes are read again, even if their number did not change.
 const NODES_TTL: Duration = Duration::from_secs(15);

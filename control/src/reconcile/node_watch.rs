@@ -1,6 +1,8 @@
 //! Marks nodes that stopped checking in as missing, and later as failed, and the state of their instances as unknown. Places
 //! the instances again that they have not begun to create.
 
+use std::time::Duration;
+
 use muster_types::Result;
 use muster_types::node::NodeState;
 
@@ -8,6 +10,19 @@ use crate::app::App;
 use crate::objects::instance::{evacuate, lost, place_again};
 use crate::objects::node;
 use muster_store::{nodes, transaction};
+
+/// The maximum age of the summary of changes by which a pass decides that there is nothing to do.
+const MAX_SUMMARY_AGE: Duration = Duration::from_secs(3);
+
+/// Returns whether a node may not have checked in for `NODE_CHECKIN_MAXIMUM` seconds. Check-ins since the summary only make
+/// it later.
+pub(super) fn may_have_silent_nodes(app: &App) -> bool {
+    #[expect(clippy::cast_precision_loss, reason = "the limit is seconds")]
+    let limit = app.settings.node_checkin_maximum as f64;
+    let Some(summary) = app.cluster_changes.recent(MAX_SUMMARY_AGE) else { return true };
+    let time = app.store.membership.database_time();
+    summary.silent_nodes > 0 || summary.oldest_checkin.is_some_and(|oldest| oldest < time - limit)
+}
 
 /// Runs one pass.
 pub async fn run(app: &App) -> Result<()> {

@@ -12,7 +12,7 @@ use muster_types::Result;
 use muster_types::blob::{BlobState, CopyState};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{BlobId, NodeId};
-use muster_types::node::NodeApi;
+use muster_types::node::{NodeApi, NodeState};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::storage::{Draft, StoredFile, StoredFileKind};
 use muster_types::time::now;
@@ -22,15 +22,18 @@ use tokio::task::JoinHandle;
 use super::blob_copies;
 use crate::app::App;
 use crate::objects::blob::{self, NodeRef};
-use crate::objects::{node, upload};
+use crate::objects::upload;
+use muster_store::uploads::UploadRow;
 use muster_store::{blob_locations, blobs, operations, transaction, uploads};
 
 /// The interval between passes over the nodes while no blob changes.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(20);
 /// The shortest interval between passes.
 const MIN_RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
-/// The maximum number of copies of a node that are verified in one pass.
-const MAX_VERIFICATIONS: i64 = 10;
+/// The maximum number of complete copies of a node that are verified in one pass.
+const MAX_VERIFICATIONS: usize = 10;
+/// The maximum number of copies of a node from which a pass chooses those to verify.
+const MAX_UNVERIFIED: i64 = 500;
 /// The maximum number of nodes per pass.
 const NODES_PER_PASS: usize = 16;
 /// The maximum number of files removed from a node in one pass.
@@ -104,21 +107,15 @@ fn spawn_background(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut Storage
 }
 
 async fn verify_and_replicate(app: &Arc<App>, node: &Arc<dyn NodeApi>) -> Result<()> {
-    if node::is_deleted(app, node.identity().id).await? {
-        return Ok(());
-    }
     #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
     let interval = app.settings.checksum_verification_frequency as f64;
-    let (node_id, store) = (node.identity().id, &*app.store);
-    let due =
-        blob_locations::unverified(store, node_id, CopyState::Complete, now() - interval, MAX_VERIFICATIONS)
-            .await?;
-    for id in due {
-        verify_copy(app, node, id).await?;
-    }
-    let damaged_before = now() - interval.min(DAMAGED_RECHECK_DELAY);
-    for id in blob_locations::unverified(store, node_id, CopyState::Damaged, damaged_before, 1).await? {
-        verify_copy(app, node, id).await?;
+    let (complete, damaged) = (now() - interval, now() - interval.min(DAMAGED_RECHECK_DELAY));
+    let due = blob_locations::unverified(&*app.store, node.identity().id, complete, damaged, MAX_UNVERIFIED)
+        .await?;
+    let in_state = |wanted: CopyState| due.iter().filter(move |(_, state)| *state == wanted);
+    let complete = in_state(CopyState::Complete).take(MAX_VERIFICATIONS);
+    for (id, _) in complete.chain(in_state(CopyState::Damaged).take(1)) {
+        verify_copy(app, node, *id).await?;
     }
     blob_copies::run(app, node).await
 }
@@ -150,14 +147,14 @@ async fn verify_copy(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<(
 
 /// Reconciles the files of a node with the database.
 async fn reconcile_node(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut StorageState) -> Result<()> {
-    // The disks of its instances, which stay, depend on its blobs.
-    if node::is_deleted(app, node.identity().id).await? {
-        return Ok(());
-    }
     // Files first: a row is older than its file.
     let found = node.storage().list_files().await?;
-    let copies = blob_locations::of_node(&*app.store, node.identity().id).await?;
-    let mut pass = StoragePass { app, node, state, copies, removed: 0 };
+    let content = blob_locations::of_node(&*app.store, node.identity().id).await?;
+    // The disks of its instances, which stay, depend on its blobs.
+    if content.state == Some(NodeState::Deleted) {
+        return Ok(());
+    }
+    let mut pass = StoragePass { app, node, state, copies: content.copies, removed: 0 };
     let files: HashSet<StoredFileKind> = found.iter().map(|file| file.kind).collect();
     for file in &found {
         if pass.removed >= MAX_REMOVALS {
@@ -171,7 +168,7 @@ async fn reconcile_node(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut Sto
         }
     }
     pass.reconcile_missing(&files).await?;
-    pass.reconcile_uploads(&found).await
+    pass.reconcile_uploads(&found, content.uploads).await
 }
 
 /// One pass over the files of a node.
@@ -331,7 +328,7 @@ impl StoragePass<'_> {
     }
 
     /// Removes uploads that ended or were not continued for `UPLOAD_MAXIMUM_IDLE_TIME` seconds.
-    async fn reconcile_uploads(&mut self, found: &[StoredFile]) -> Result<()> {
+    async fn reconcile_uploads(&mut self, found: &[StoredFile], uploads: Vec<UploadRow>) -> Result<()> {
         #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
         let idle = self.app.settings.upload_maximum_idle_time as f64;
         let files: HashMap<Draft, f64> = found
@@ -342,7 +339,7 @@ impl StoragePass<'_> {
             })
             .collect();
         let mut known = HashSet::new();
-        for row in uploads::of_node(&*self.app.store, self.node_id()).await? {
+        for row in uploads {
             let draft = Draft::Upload(row.id);
             known.insert(draft);
             let modified_at = files.get(&draft).copied().unwrap_or(row.created).max(row.created);

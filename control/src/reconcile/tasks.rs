@@ -143,7 +143,14 @@ pub static TASKS: &[Task] = &[
         last_run: None,
         purpose: "marks nodes that stopped checking in as missing",
         // Concurrent with the others, which must not delay it.
-        run: Run::CancellablePass(|app| Box::pin(async { node_watch::run(app).await.map(|()| false) })),
+        run: Run::CancellablePass(|app| {
+            Box::pin(async {
+                if node_watch::may_have_silent_nodes(app) {
+                    node_watch::run(app).await?;
+                }
+                Ok(false)
+            })
+        }),
     },
     Task {
         name: "network watch",

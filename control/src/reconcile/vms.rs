@@ -20,9 +20,9 @@ use muster_types::vm::{FoundVm, VmPower};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::agents;
 use crate::app::App;
 use crate::objects::instance::{console, fence, object, power};
-use crate::objects::node;
 use muster_store::instances::InstanceRow;
 
 /// The interval between passes over the nodes.
@@ -100,9 +100,13 @@ async fn observe(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) {
 async fn reconcile_node(app: &App, node: &Arc<dyn NodeApi>, state: &mut VmReconcileState) -> Result<()> {
     let node_id = node.identity().id;
     let vms = fence::remove_stale(app, node).await?;
-    if !node::is_active(app, node_id).await? {
+    if !vms.is_active {
         // The next check-in makes it active. Until then its instances may be placed on other nodes.
         return Ok(());
+    }
+    let rows = vms.found.iter().filter_map(|(_, row)| row.as_ref()).chain(&vms.without_vm);
+    for row in rows {
+        agents::reconcile_guest(app, node, row).await;
     }
     let mut suspects = HashSet::new();
     for (vm, row) in vms.found {

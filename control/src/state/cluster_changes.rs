@@ -1,23 +1,35 @@
 //! The last summary of the database, by which a daemon notices the changes of others.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use muster_store::changes::ChangeSummary;
 use tokio::sync::watch;
 
 /// The summary that the task `changes` read last.
 #[derive(Debug, Default)]
 pub struct ClusterChanges {
-    latest: watch::Sender<Option<ChangeSummary>>,
+    latest: watch::Sender<Option<(Instant, Arc<ChangeSummary>)>>,
 }
 
 impl ClusterChanges {
-    /// Returns the last summary, at most about a second old; `None` before the first one.
-    pub(crate) fn latest(&self) -> Option<ChangeSummary> {
-        *self.latest.borrow()
+    /// Returns the last summary, however old it is; `None` before the first one.
+    pub(crate) fn latest(&self) -> Option<Arc<ChangeSummary>> {
+        self.latest.borrow().as_ref().map(|(_, summary)| Arc::clone(summary))
     }
 
-    /// Stores a summary and returns the previous one.
-    pub(crate) fn replace(&self, summary: ChangeSummary) -> Option<ChangeSummary> {
-        self.latest.send_replace(Some(summary))
+    /// Returns the last summary if its read began at most `age` ago. It is older while the database does not respond or the
+    /// daemon drains.
+    pub(crate) fn recent(&self, age: Duration) -> Option<Arc<ChangeSummary>> {
+        let latest = self.latest.borrow();
+        let recent = latest.as_ref().filter(|(read_at, _)| read_at.elapsed() <= age);
+        recent.map(|(_, summary)| Arc::clone(summary))
+    }
+
+    /// Stores a summary whose read began at `read_at`, and returns the previous one.
+    pub(crate) fn replace(&self, read_at: Instant, summary: ChangeSummary) -> Option<Arc<ChangeSummary>> {
+        let before = self.latest.send_replace(Some((read_at, Arc::new(summary))));
+        before.map(|(_, summary)| summary)
     }
 
     /// Returns whether there may be unfinished operations of guest agents.
@@ -25,11 +37,19 @@ impl ClusterChanges {
         self.latest().is_none_or(|summary| summary.agent_operations > 0)
     }
 
+    /// Waits for the next summary.
+    pub(crate) async fn wait_next(&self) {
+        // The sender lives as long as this.
+        let _ = self.latest.subscribe().changed().await;
+    }
+
     /// Waits until blobs or copies were added or removed.
     pub(crate) async fn wait_blobs_changed(&self) {
+        let blobs = |latest: &Option<(Instant, Arc<ChangeSummary>)>| {
+            latest.as_ref().map(|(_, summary)| summary.blobs)
+        };
         let mut latest = self.latest.subscribe();
-        let before = latest.borrow().map(|summary| summary.blobs);
-        // The sender lives as long as this.
-        let _ = latest.wait_for(|summary| summary.map(|summary| summary.blobs) != before).await;
+        let before = blobs(&latest.borrow());
+        let _ = latest.wait_for(|latest| blobs(latest) != before).await;
     }
 }

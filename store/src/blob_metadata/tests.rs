@@ -17,7 +17,8 @@ on_both_engines! {
         })
         .unwrap();
         let values = async |namespace: Option<&str>| {
-            let rows = blob_metadata::of_blobs(&*store, &[one, two], namespace).await.unwrap();
+            let mut rows = blob_metadata::of_blob(&*store, one, namespace).await.unwrap();
+            rows.extend(blob_metadata::of_blob(&*store, two, namespace).await.unwrap());
             let mut values: Vec<i64> = rows.into_iter().map(|row| row.value.as_i64().unwrap()).collect();
             values.sort_unstable();
             values

@@ -5,7 +5,7 @@ use muster_types::ids::{ArtifactId, BlobId, NodeId};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 
-use crate::testing::{create_blob, new_blob, on_both_engines};
+use crate::testing::{add_instance, create_blob, new_blob, new_instance, on_both_engines};
 use crate::*;
 
 on_both_engines! {
@@ -44,5 +44,41 @@ on_both_engines! {
         transaction!(store, |tx| { Ok(blob_locations::remove(tx, new.id, node).await?) }).unwrap();
         assert_eq!(blobs::cleanable(&*store, now() + 1.0, 10).await.unwrap().len(), 1);
         assert!(transaction!(store, |tx| { Ok(blobs::remove(tx, new.id).await?) }).unwrap());
+    }
+
+    async fn details_contain_only_users_that_the_namespace_may_read(store: Arc<Store>) {
+        let (new, node) = (new_blob('a'), NodeId::new());
+        create_blob(&store, &new, node).await;
+        let target = ObjectRef::new(ObjectType::Blob, new.id);
+        let names = ["alpha", "beta", "gamma"];
+        for name in names {
+            let instance = new_instance(name, name, None);
+            add_instance(&store, &instance).await;
+            let source = ObjectRef::new(ObjectType::Instance, instance.id);
+            transaction!(store, |tx| {
+                blob_metadata::set(tx, new.id, name, "k", &name.into()).await?;
+                blob_namespaces::receive(tx, new.id, name, Some(name)).await?;
+                Ok(references::insert(tx, &source, "disk", Some(name), &target).await?)
+            })
+            .unwrap();
+        }
+        let operation = ObjectRef::new(ObjectType::ClusterOperation, BlobId::new());
+        transaction!(store, |tx| {
+            references::insert(tx, &operation, "disk", Some("operation"), &target).await?;
+            references::insert(tx, &target, "depends_on", None, &target).await?;
+            Ok(trusts::put(tx, "beta", "alpha", None).await?)
+        })
+        .unwrap();
+        let users = async |seen_by: Option<&str>| {
+            let details = blobs::details(&*store, &[new.id], seen_by).await.unwrap();
+            let references = &details.references[&new.id.to_string()];
+            assert_eq!(references.from["depends_on"].len(), 1);
+            let users: Vec<String> =
+                references.to["disk"].iter().filter_map(|user| user.relationship_value.clone()).collect();
+            (users, details.metadata.len(), details.receipts.get(&new.id).and_then(|receipt| receipt.modified.clone()))
+        };
+        assert_eq!(users(Some("alpha")).await, (vec!["alpha".into(), "beta".into()], 1, Some("alpha".into())));
+        assert_eq!(users(Some("beta")).await, (vec!["beta".into()], 1, Some("beta".into())));
+        assert_eq!(users(None).await.0, ["alpha", "beta", "gamma", "operation"]);
     }
 }

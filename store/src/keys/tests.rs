@@ -22,7 +22,7 @@ on_both_engines! {
         assert_eq!(keys::names(&*store, "ns", "ns").await.unwrap().len(), 2);
         assert!(keys::find(&*store, "ns", "expired").await.unwrap().is_none());
         assert!(keys::get(&*store, "ns", "expired").await.unwrap().is_none());
-        let forever = keys::get(&*store, "ns", "forever").await.unwrap().unwrap();
+        let (forever, _) = keys::get(&*store, "ns", "forever").await.unwrap().unwrap();
         assert_eq!((forever.name.as_str(), forever.expiry), ("forever", None));
         assert!(keys::credential(&store, "nowhere", "x").await.unwrap().is_none());
         assert!(keys::credential(&store, "ns", "x").await.unwrap().unwrap().key.is_none());

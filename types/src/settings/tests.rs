@@ -65,8 +65,11 @@ fn rejects_limits_that_nodes_exceed_between_check_ins() {
         assert!(why.starts_with(name) && why.contains("NODE_CHECKIN_INTERVAL"), "{why}");
     }
     for (interval, maximum, lease) in [("3", "6", "9"), ("1", "4", "4"), ("0.2", "2", "1")] {
-        let settings =
-            [("NODE_CHECKIN_INTERVAL", interval), ("NODE_CHECKIN_MAXIMUM", maximum), ("FENCING_LEASE", lease)];
+        let settings = [
+            ("NODE_CHECKIN_INTERVAL", interval),
+            ("NODE_CHECKIN_MAXIMUM", maximum),
+            ("FENCING_LEASE", lease),
+        ];
         Settings::from_pairs(&settings).unwrap_or_else(|why| panic!("{why}"));
     }
 }

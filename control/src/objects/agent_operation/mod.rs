@@ -32,7 +32,7 @@ use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::agent_operation_record::{records, to_record};
+use crate::objects::agent_operation_record::{record, records};
 use crate::objects::audit::with_caller;
 use crate::objects::{blob, instance};
 use muster_store::agent_operations::{
@@ -215,7 +215,7 @@ pub async fn create(
         .with_object(instance::object(instance))
         .with("operation_uuid", new.id.to_string());
     app.record(caller, with_caller(caller, event));
-    to_record(&*app.store, row).await
+    record(&*app.store, row).await
 }
 
 /// Rejects an instance whose agent is not ready.
@@ -284,7 +284,7 @@ pub async fn list_page(
 
 pub async fn get(app: &App, caller: &Caller, id: AgentOperationId) -> Result<AgentOperationRecord> {
     let row = find(app, caller, id).await?;
-    to_record(&*app.store, row).await
+    record(&*app.store, row).await
 }
 
 /// Returns an operation that the caller may read.

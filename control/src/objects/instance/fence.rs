@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use muster_store::instances::{self, InstanceRow};
-use muster_store::nodes;
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NodeId};
@@ -21,6 +20,8 @@ use crate::app::App;
 /// The VMs and the instances of a node, without stale VMs.
 #[derive(Debug, Default)]
 pub(crate) struct NodeVms {
+    /// Whether the node checks in.
+    pub(crate) is_active: bool,
     /// The VMs of the node, with the rows of their instances.
     pub(crate) found: Vec<(FoundVm, Option<InstanceRow>)>,
     /// The instances without a VM.
@@ -67,7 +68,8 @@ pub(crate) async fn remove_stale(app: &App, node: &Arc<dyn NodeApi>) -> Result<N
     // VMs first: a row is older than its VM.
     let found = node.vms().list().await?;
     let (id, name) = (node.identity().id, &node.identity().name);
-    if nodes::state(&*app.store, id).await? == Some(NodeState::Deleted) {
+    let (rows, state) = instances::of_node_with_state(&*app.store, id).await?;
+    if state == Some(NodeState::Deleted) {
         for vm in &found {
             let _lock = app.instance_locks.lock(vm.id).await;
             let row = instances::get(&*app.store, vm.id).await?;
@@ -76,9 +78,9 @@ pub(crate) async fn remove_stale(app: &App, node: &Arc<dyn NodeApi>) -> Result<N
         }
         return Ok(NodeVms::default());
     }
-    let mut rows: HashMap<InstanceId, InstanceRow> =
-        instances::of_node(&*app.store, id).await?.into_iter().map(|row| (row.id, row)).collect();
-    let mut vms = NodeVms::default();
+    let mut rows: HashMap<InstanceId, InstanceRow> = rows.into_iter().map(|row| (row.id, row)).collect();
+    let is_active = matches!(state, Some(NodeState::Created | NodeState::Stopping));
+    let mut vms = NodeVms { is_active, ..NodeVms::default() };
     for vm in found {
         let row = match rows.remove(&vm.id) {
             Some(row) => Some(row),

@@ -22,7 +22,7 @@ pub mod power;
 pub mod snapshot;
 pub(crate) mod state;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use muster_types::agent_operation::AgentOperationRecord;
@@ -39,10 +39,10 @@ use crate::objects::lookup::{SearchScope, only_match, search_order};
 use crate::objects::node_location::NodeLocation;
 use crate::objects::{agent_operation_record, interface};
 use crate::queue::{NewOperation, Operation};
-use muster_store::attributes::{self, ObjectAttributes};
+use muster_store::attributes::ObjectAttributes;
 use muster_store::instances::{self, InstanceRow};
 use muster_store::nodes::{self, NodeRow};
-use muster_store::{Read, agent_operations, interfaces};
+use muster_store::{Read, interfaces};
 
 /// The version of the record's format.
 const VERSION: i64 = 19;
@@ -191,23 +191,22 @@ pub(crate) async fn record(app: &App, id: InstanceId) -> Result<InstanceRecord> 
 /// Returns the records of rows, with a constant number of queries.
 async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Result<Vec<InstanceRecord>> {
     let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
-    let id_strings: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    let mut attributes_of = attributes::of_objects(db, ObjectType::Instance, &id_strings).await?;
-    let on_nodes: BTreeSet<NodeId> = rows.iter().filter_map(|row| row.node).collect();
-    let names = nodes::names(db, &on_nodes.into_iter().collect::<Vec<_>>()).await?;
+    let mut details = instances::details(db, &ids).await?;
     let mut interfaces_of: HashMap<InstanceId, Vec<InterfaceRecord>> = HashMap::new();
-    for record in interface::records(db, interfaces::of_instances(db, &ids).await?).await? {
-        interfaces_of.entry(record.instance_uuid).or_default().push(record);
+    for (row, metadata) in details.interfaces {
+        interfaces_of.entry(row.instance).or_default().push(interface::to_record(row, metadata));
     }
     let mut queues: HashMap<InstanceId, Vec<AgentOperationRecord>> = HashMap::new();
-    for record in agent_operation_record::records(db, agent_operations::unfinished(db, &ids).await?).await? {
-        queues.entry(record.instance_uuid).or_default().push(record);
+    for (row, attributes) in details.agent_operations {
+        let queue = queues.entry(row.instance).or_default();
+        queue.push(agent_operation_record::to_record(row, attributes));
     }
     Ok(rows
         .into_iter()
         .map(|row| {
             let id = row.id.to_string();
-            let ObjectAttributes { metadata, references } = attributes_of.remove(&id).unwrap_or_default();
+            let ObjectAttributes { metadata, references } =
+                details.attributes.remove(&id).unwrap_or_default();
             // Closed ports are reserved, but of no use to clients.
             let ports = row.ports.filter(|_| app.settings.console_ports);
             InstanceRecord {
@@ -238,7 +237,7 @@ async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Re
                 console_port: ports.map(|ports| ports.console),
                 vdi_port: ports.map(|ports| ports.vdi),
                 vdi_tls_port: ports.and_then(|ports| ports.vdi_tls),
-                node: row.node.and_then(|node| names.get(&node).cloned()),
+                node: details.node_names.remove(&row.id),
                 requested_placement: row.spec.requested_placement,
                 disposable: row.spec.disposable,
                 restart: row.spec.restart,

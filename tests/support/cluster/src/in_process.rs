@@ -554,6 +554,7 @@ pub fn caller() -> Caller {
         remote: "127.0.0.1".into(),
         deadline: RequestDeadline::default(),
         nonce: None,
+        trusting: None,
     }
 }
 
