@@ -183,15 +183,10 @@ impl OriginalRequest {
 fn no_answer(node: &NodeRow, error: &dyn std::fmt::Display) -> Error {
     let name = &node.identity.name;
     tracing::warn!(node = name, %error, "failed to forward request to peer");
-    match node.report.limits.get(&HostFeature::Api) {
-        // Retrying does not help before the operator has changed it.
-        Some(reason) => {
-            Error::Unavailable(format!("peer node {name} did not answer the proxied request: {reason}"))
-        }
-        None => {
-            Error::Unavailable(format!("peer node {name} did not answer the proxied request, please retry"))
-        }
-    }
+    // It may be the cause, which retrying does not remove.
+    let hint =
+        node.report.limits.get(&HostFeature::Api).map(|limit| format!(" ({limit})")).unwrap_or_default();
+    Error::Unavailable(format!("peer node {name} did not answer the proxied request, please retry{hint}"))
 }
 
 /// Returns the response of a peer as the response of this daemon.

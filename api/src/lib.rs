@@ -27,8 +27,8 @@ use muster_control::app::App;
 pub use request::Service;
 use routes::{
     admin, agent_operations, agent_program, agent_terminal, artifacts, blobs, claims, docs, exchanges,
-    health, instance_console, instance_power, instances, interfaces, invitations, issuers, keys, labels,
-    login, namespaces, networks, nodes, operations, quotas, root, rules, trusts, uploads,
+    health, instance_console, instance_fencing, instance_power, instances, interfaces, invitations, issuers,
+    keys, labels, login, namespaces, networks, nodes, operations, quotas, root, rules, trusts, uploads,
 };
 pub use server::{Listener, Tls, serve};
 pub use table::{Access, RouteInfo};
@@ -118,6 +118,7 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "instance", handlers!(instances::metadata::update, instances::metadata::delete));
     table.add(Token, "instance", handlers!(instance_power::reboot_soft));
     table.add(Token, "instance", handlers!(instance_power::reboot_hard));
+    table.add(Token, "instance", handlers!(instance_fencing::update));
     table.add(Token, "instance", handlers!(instance_power::power_on));
     table.add(Token, "instance", handlers!(instance_power::power_off));
     table.add(Token, "instance", handlers!(instance_power::pause));

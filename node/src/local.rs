@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use muster_types::guest::GuestApi;
 use muster_types::ids::NetworkId;
+use muster_types::instance::FencingPolicy;
 use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use muster_types::node::{
     FoundNetwork, HostFeature, NodeApi, NodeFuture, NodeIdentity, NodeReport, RouterGate,
 };
-use muster_types::settings::{FencingPolicy, Settings};
+use muster_types::settings::Settings;
 use muster_types::storage::StorageApi;
 use muster_types::vm::VmApi;
 use muster_types::{Error, Result};
@@ -20,7 +21,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::command::Commands;
-use crate::fencing::{self, FencingLease};
+use crate::fencing::FencingLease;
 use crate::guest::{GuestRegistry, LocalGuests};
 use crate::image::Images;
 use crate::network::{self, Networks};
@@ -48,8 +49,9 @@ pub struct LocalNode {
     mesh_nic: String,
     api_url: String,
     console_address: Ipv4Addr,
-    /// Unset if VMs keep running when the node cannot reach the database.
-    fencing: Option<FencingLease>,
+    /// What happens to VMs whose instances have no policy when the node cannot reach the database.
+    fencing: FencingPolicy,
+    fencing_lease: Arc<FencingLease>,
 }
 
 impl LocalNode {
@@ -84,7 +86,16 @@ impl LocalNode {
             ip,
             console_address: settings.console_ports.then_some(console_address),
         };
-        let vms = LocalVms::new(storage, files.clone(), &commands, &address, guest_registry.clone(), archive);
+        let fencing_lease = Arc::new(FencingLease::new(storage, Duration::from_secs(settings.fencing_lease)));
+        let vms = LocalVms::new(
+            storage,
+            files.clone(),
+            &commands,
+            &address,
+            guest_registry.clone(),
+            archive,
+            fencing_lease.clone(),
+        );
         let missing_features =
             host_features::missing_features(&commands, missing_images, vms.missing_features());
         for (feature, reason) in &missing_features {
@@ -114,8 +125,8 @@ impl LocalNode {
             mesh_nic: settings.node_mesh_nic.clone(),
             api_url: String::new(),
             console_address,
-            fencing: (settings.fencing == FencingPolicy::Own)
-                .then(|| FencingLease::new(storage, Duration::from_secs(settings.fencing_lease))),
+            fencing: settings.fencing,
+            fencing_lease,
         }
     }
 
@@ -191,7 +202,6 @@ impl LocalNode {
             api_url: self.api_url.clone(),
             display: self.vms.display_identity(),
             console_address: Some(self.console_address),
-            fencing_lease: self.fencing.as_ref().and_then(FencingLease::ensure_watchdog),
             ..NodeReport::default()
         })
     }
@@ -243,21 +253,25 @@ impl NodeApi for LocalNode {
         Box::pin(async {
             // The scheduler must know all VMs that run here.
             self.vms.recovered().await;
-            self.inspect_host()
-                .map_err(|error| Error::Internal(format!("failed to inspect the host: {error}")))
+            let report = self
+                .inspect_host()
+                .map_err(|error| Error::Internal(format!("failed to inspect the host: {error}")))?;
+            let is_default = self.fencing == FencingPolicy::Own;
+            let lease = self.fencing_lease.check(is_default).await;
+            Ok(NodeReport {
+                fencing_lease: lease.filter(|_| is_default),
+                instance_fencing_lease: lease,
+                ..report
+            })
         })
     }
 
     fn renew_fencing_lease(&self, began: Instant) -> Result<()> {
-        match &self.fencing {
-            Some(lease) => lease.renew(began),
-            // An earlier daemon with another setting may have left a lease.
-            None => self.end_fencing_lease(),
-        }
+        self.fencing_lease.renew(began)
     }
 
     fn end_fencing_lease(&self) -> Result<()> {
-        fencing::end_lease(&self.storage_dir)
+        self.fencing_lease.end()
     }
 
     fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkReport>>> {

@@ -18,9 +18,11 @@ pub struct BlobLocationRow {
     pub blob: BlobId,
     pub node: NodeId,
     pub state: CopyState,
+    /// The Unix time when its content was last verified.
+    pub verified: f64,
 }
 
-columns! { BlobLocationRow { blob: blob_uuid, node: node_uuid, state, } }
+columns! { BlobLocationRow { blob: blob_uuid, node: node_uuid, state, verified, } }
 
 /// Returns the copies of some blobs, by blob.
 pub async fn of_blobs(
@@ -96,6 +98,24 @@ pub async fn under_replicated(mut db: impl Read, wanted: i64, limit: i64) -> Res
                WHERE blob_uuid = blobs.uuid AND blob_locations.state = 'whole' \
                AND COALESCE(nodes.state, '') NOT IN ('error', 'deleted')) < ? ORDER BY created LIMIT ?";
     db.fetch(sql, params![wanted, limit]).await
+}
+
+/// Returns the blobs of which a node has a complete copy that was last verified before `before`, and of which more than `wanted`
+/// active nodes have one; those that were verified first come first.
+pub async fn over_replicated(
+    mut db: impl Read,
+    node: NodeId,
+    wanted: i64,
+    before: f64,
+    limit: i64,
+) -> Result<Vec<BlobId>, StoreError> {
+    let sql = "SELECT own.blob_uuid FROM blob_locations own \
+               JOIN blobs ON blobs.uuid = own.blob_uuid AND blobs.state = 'created' \
+               WHERE own.node_uuid = ? AND own.state = 'whole' AND own.verified <= ? \
+               AND (SELECT COUNT(*) FROM blob_locations JOIN nodes ON nodes.uuid = node_uuid \
+               WHERE blob_uuid = own.blob_uuid AND blob_locations.state = 'whole' AND nodes.state = 'created') > ? \
+               ORDER BY own.verified LIMIT ?";
+    db.fetch(sql, params![node, before, wanted, limit]).await
 }
 
 /// Records the state of a node's copy, which counts as verified now.

@@ -23,6 +23,9 @@ pub enum StoreError {
     /// The database cannot be reached or is not ready.
     #[error("unavailable: {0}")]
     Unavailable(String),
+    /// The response to a commit is lost, so it is unknown whether the transaction took effect.
+    #[error("outcome unknown: {0}")]
+    OutcomeUnknown(String),
     /// The disk of the database is full or fails.
     #[error("disk full: {0}")]
     DiskFull(String),
@@ -55,6 +58,13 @@ impl From<StoreError> for Error {
             StoreError::Unavailable(reason) => {
                 tracing::warn!(%reason, "database unavailable");
                 Self::database_unavailable()
+            }
+            StoreError::OutcomeUnknown(reason) => {
+                tracing::warn!(%reason, "lost the response to a commit");
+                Self::Unavailable(
+                    "database unavailable: it is unknown whether the change was made, please check before you retry"
+                        .into(),
+                )
             }
             StoreError::StaleEpoch(reason) => Self::StaleEpoch(reason),
             StoreError::DiskFull(reason) => {

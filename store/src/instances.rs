@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use muster_types::capacity::Capacity;
 use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId};
 use muster_types::instance::{
-    ConfigDriveType, DiskRecord, DiskSpecRecord, InstanceState, MachineType, PowerState, RestartPolicy,
-    SideChannel, manual_restart,
+    ConfigDriveType, DiskRecord, DiskSpecRecord, FencingPolicy, InstanceState, MachineType, PowerState,
+    RestartPolicy, SideChannel, manual_restart,
 };
 use muster_types::node::NodeState;
 use muster_types::object::{ObjectRef, ObjectType};
@@ -81,6 +81,9 @@ pub struct InstanceSpec {
     pub disposable: bool,
     #[serde(default = "manual_restart")]
     pub restart: RestartPolicy,
+    /// Unset: the policy of the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fencing: Option<FencingPolicy>,
 }
 
 /// An instance to add.

@@ -140,7 +140,8 @@ impl MariaDbTx {
                 drop(self.conn.take());
                 Ok(())
             }
-            // Whether the server committed is unknown, so the transaction must not be retried on another connection.
+            // The transaction must not be retried on another connection.
+            Err(StoreError::Unavailable(reason)) => Err(StoreError::OutcomeUnknown(reason)),
             Err(error) => Err(error),
         }
     }

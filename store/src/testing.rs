@@ -7,7 +7,7 @@ use muster_types::capacity::Capacity;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId};
 use muster_types::instance::{
-    ConfigDriveType, DiskSpecRecord, InstanceState, MachineType, RestartPolicy, SideChannel,
+    ConfigDriveType, DiskSpecRecord, FencingPolicy, InstanceState, MachineType, RestartPolicy, SideChannel,
 };
 use muster_types::issuer::IssuerTerms;
 use muster_types::object::ObjectRef;
@@ -122,6 +122,7 @@ pub(crate) fn instance_spec() -> InstanceSpec {
         requested_placement: Some("node".into()),
         disposable: true,
         restart: RestartPolicy::Elsewhere,
+        fencing: Some(FencingPolicy::Own),
     }
 }
 

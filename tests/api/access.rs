@@ -33,6 +33,7 @@ fn body(method: &str, path: &str, fixture: &Fixture) -> Option<Value> {
         }
         ("POST", "/auth/issuers") => crate::federation::issuer_request("another"),
         ("PUT", "/auth/issuers/{name}") => crate::federation::issuer_request("fresh"),
+        ("PUT", "/instances/{instance_ref}/fencing") => json!({"fencing": "self"}),
         ("POST", path) if path.ends_with("/metadata") => json!({"key": "m", "value": 1}),
         ("PUT", path) if path.contains("/metadata/") => json!({"value": 1}),
         ("POST", "/networks") => json!({"name": "another", "netblock": "10.9.0.0/24"}),

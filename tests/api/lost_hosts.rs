@@ -6,6 +6,8 @@ use axum::http::Method;
 use muster_control::{objects, reconcile};
 use muster_test_cluster::{ApiResponse, Cluster};
 use muster_types::ids::InstanceId;
+use muster_types::instance::FencingPolicy;
+use muster_types::node::NodeReport;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
@@ -20,11 +22,19 @@ struct LostHost {
 
 impl LostHost {
     async fn new(request: &Value) -> Self {
-        let settings =
-            [("NODE_CHECKIN_MAXIMUM", "100"), ("BLOB_REPLICATION_FACTOR", "2"), ("CLEANER_DELAY", "1000")];
+        Self::with_netblock(request, "10.0.0.0/24").await
+    }
+
+    async fn with_netblock(request: &Value, netblock: &str) -> Self {
+        let settings = [
+            ("NODE_CHECKIN_MAXIMUM", "100"),
+            ("BLOB_REPLICATION_FACTOR", "2"),
+            ("CLEANER_DELAY", "1000"),
+            ("IP_DELETION_HALO_DURATION", "0"),
+        ];
         let cluster = Cluster::with(&settings, None).await;
         let token = cluster.token("system").await;
-        let network = json!({"name": "blue", "netblock": "10.0.0.0/24"});
+        let network = json!({"name": "blue", "netblock": netblock});
         let created = cluster.call(&token, Method::POST, "/networks", Some(network)).await;
         assert_eq!(created.status, 200, "{}", created.text);
         cluster.settle().await;
@@ -77,11 +87,11 @@ impl LostHost {
         record
     }
 
-    /// Sets the fencing lease that the lost node has reported last.
-    async fn set_fencing_lease(&self, seconds: f64) {
+    /// Sets the fencing leases of all VMs and of those with self-fencing that the lost node has reported last.
+    async fn set_leases(&self, fencing_lease: Option<f64>, instance_fencing_lease: Option<f64>) {
         let app = &self.cluster.app;
         let report = app.nodes[0].report().await.unwrap();
-        let report = muster_types::node::NodeReport { fencing_lease: Some(seconds), ..report };
+        let report = NodeReport { fencing_lease, instance_fencing_lease, ..report };
         let reported = muster_store::transaction!(app.store, |tx| {
             Ok(muster_store::nodes::set_report(tx, app.nodes[0].identity().id, &report).await?)
         });
@@ -309,9 +319,9 @@ async fn failing_evacuation_of_one_instance_does_not_affect_the_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failing_restart_of_one_instance_does_not_affect_the_others() {
-    let request = json!({"disposable": true, "restart": "elsewhere"});
+    let request = json!({"disposable": true, "restart": "elsewhere", "fencing": "self"});
     let (host, instances) = lost_host_with_failing_evacuation(&request).await;
-    host.set_fencing_lease(30.0).await;
+    host.set_leases(None, Some(30.0)).await;
     host.cluster.settle().await;
     for (instance, node) in instances.iter().zip(["sim-1", "sim-2"]) {
         let path = format!("/instances/{}", text(instance, "uuid"));
@@ -369,15 +379,48 @@ async fn places_waiting_instances_again_however_long_their_node_is_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn restart_elsewhere_requires_self_fencing() {
+    let cluster = Cluster::with(&[], None).await;
+    let token = cluster.token("system").await;
+    let request = async |changes: Value| {
+        let mut body =
+            json!({"name": "web", "cpus": 1, "memory": 1024, "disk": [{"size": 1}], "network": []});
+        body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        cluster.call(&token, Method::POST, "/instances", Some(body)).await
+    };
+    for changes in [json!({"restart": "elsewhere"}), json!({"restart": "elsewhere", "fencing": "none"})] {
+        let refused = request(changes).await;
+        assert_eq!(refused.status, 400, "{}", refused.text);
+        for part in ["restart: ", "Set fencing to \\\"self\\\"", "FENCING = self on every node"] {
+            assert!(refused.text.contains(part), "{part}: {}", refused.text);
+        }
+    }
+    cluster.allow_undocumented_requests("an invalid policy");
+    let refused = request(json!({"fencing": "stonith"})).await;
+    assert!(refused.status == 400 && refused.text.contains("fencing: "), "{}", refused.text);
+    for (fencing, restart) in
+        [(json!("self"), "elsewhere"), (json!("none"), "manual"), (json!(null), "manual")]
+    {
+        let created = request(json!({"fencing": fencing, "restart": restart})).await;
+        assert_eq!(created.status, 200, "{}", created.text);
+        assert_eq!((&created.body["fencing"], text(&created.body, "restart")), (&fencing, restart));
+    }
+    cluster.settle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn restarts_elsewhere_only_from_a_host_that_has_fenced_itself() {
-    let host = LostHost::new(&json!({"disposable": true, "restart": "elsewhere"})).await;
-    assert_eq!(host.instance["restart"], "elsewhere");
+    let policies = json!({"disposable": true, "restart": "elsewhere", "fencing": "self"});
+    let host = LostHost::new(&policies).await;
+    assert_eq!((text(&host.instance, "restart"), text(&host.instance, "fencing")), ("elsewhere", "self"));
     host.cluster.lose_node("sim-1").await;
     host.cluster.settle().await;
     assert_eq!(text(&host.show().await, "node"), "sim-1", "its VM may still be running");
-    host.set_fencing_lease(1e7).await;
+    host.set_leases(Some(30.0), None).await;
+    assert_eq!(text(&host.show().await, "node"), "sim-1", "a lease of other VMs");
+    host.set_leases(None, Some(1e7)).await;
     assert_eq!(text(&host.show().await, "node"), "sim-1", "its lease has not expired");
-    host.set_fencing_lease(30.0).await;
+    host.set_leases(None, Some(30.0)).await;
     host.cluster.settle().await;
     let record = host.show().await;
     assert_eq!(
@@ -386,4 +429,112 @@ async fn restarts_elsewhere_only_from_a_host_that_has_fenced_itself() {
         "{record}"
     );
     assert_eq!(host.return_host().await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn returning_node_has_no_fencing_lease_until_it_reports_one() {
+    let host = LostHost::new(&json!({})).await;
+    let app = &host.cluster.app;
+    let node = app.nodes[0].identity();
+    let report =
+        NodeReport { fencing_lease: Some(30.0), instance_fencing_lease: Some(30.0), ..NodeReport::default() };
+    muster_store::transaction!(app.store, |tx| {
+        Ok(muster_store::nodes::set_report(tx, node.id, &report).await?)
+    })
+    .unwrap();
+    muster_control::objects::node_join::join(app, node).await.unwrap();
+    let row = muster_control::objects::node::find(app, "sim-1").await.unwrap();
+    assert_eq!((row.report.fencing_lease, row.report.instance_fencing_lease), (None, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_of_an_instance_can_be_replaced() {
+    let host = LostHost::new(&json!({"fencing": "self", "restart": "elsewhere", "disposable": true})).await;
+    let update = async |body: Value| host.call(Method::PUT, &host.path("/fencing"), Some(body)).await;
+    let of_vm = async || host.cluster.app.nodes[0].vms().list().await.unwrap()[0].fencing;
+    assert_eq!(of_vm().await, FencingPolicy::Own);
+    let refused = update(json!({"fencing": "none", "restart": "elsewhere"})).await;
+    assert!(refused.status == 400 && refused.text.contains("requires self-fencing"), "{}", refused.text);
+    for (body, fencing, restart, of_vm_now) in [
+        (json!({}), json!(null), "manual", FencingPolicy::None),
+        (json!({"fencing": "self"}), json!("self"), "manual", FencingPolicy::Own),
+        (json!({"fencing": "none"}), json!("none"), "manual", FencingPolicy::None),
+        (json!({"fencing": "self", "restart": "elsewhere"}), json!("self"), "elsewhere", FencingPolicy::Own),
+    ] {
+        let updated = update(body).await;
+        assert_eq!(updated.status, 200, "{}", updated.text);
+        let record = host.show().await;
+        assert_eq!((&record["fencing"], text(&record, "restart")), (&fencing, restart));
+        assert_eq!(of_vm().await, of_vm_now);
+    }
+    assert!(host.messages().await.contains(&"fencing request from REST API".to_owned()));
+
+    // The node gives the VM the policy of its instance, whatever an interrupted request left.
+    host.cluster.app.nodes[0].vms().set_fencing(host.id(), FencingPolicy::None).await.unwrap();
+    reconcile::vms::run_once(&host.cluster.app).await.unwrap();
+    assert_eq!(of_vm().await, FencingPolicy::Own);
+
+    host.cluster.lose_node("sim-1").await;
+    let refused = update(json!({"fencing": "none"})).await;
+    assert!(refused.status == 503 && refused.text.contains("node sim-1"), "{}", refused.text);
+}
+
+/// Returns the addresses of an instance, and its floating addresses.
+fn addresses(instance: &Value) -> Vec<String> {
+    let interfaces = instance["interfaces"].as_array().unwrap();
+    let fields = interfaces.iter().flat_map(|interface| [&interface["ipv4"], &interface["floating"]]);
+    fields.filter_map(|field| field.as_str().map(str::to_owned)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_of_lost_instance_have_no_other_owner_until_it_is_deleted() {
+    // The netblock has addresses for five instances.
+    let host = LostHost::with_netblock(&json!({}), "10.0.0.0/29").await;
+    let lost = addresses(&host.instance);
+    assert_eq!(lost.len(), 2, "{}", host.instance);
+    let cluster = &host.cluster;
+    let mut count = 0;
+    let mut fill = async || {
+        // As many as there are addresses, at random, and the very address of the lost instance.
+        let mut found = Vec::new();
+        for _ in 0..6 {
+            count += 1;
+            let body = json!({
+                "name": format!("filler-{count}"), "cpus": 1, "memory": 64, "disk": [{"size": 1}], "placed_on": "sim-2",
+                "network": [{"network_uuid": "blue", "float": true}]
+            });
+            let created = host.call(Method::POST, "/instances", Some(body)).await;
+            if created.status == 200 {
+                found.push(created.body);
+            }
+        }
+        assert!(!found.is_empty());
+        for other in &found {
+            let overlap: Vec<String> =
+                addresses(other).into_iter().filter(|address| lost.contains(address)).collect();
+            assert!(overlap.is_empty(), "{overlap:?}");
+        }
+        let body = json!({
+            "name": format!("thief-{count}"), "cpus": 1, "memory": 64, "disk": [{"size": 1}], "placed_on": "sim-2",
+            "network": [{"network_uuid": "blue", "address": lost[0]}]
+        });
+        let refused = host.call(Method::POST, "/instances", Some(body)).await;
+        assert_eq!(refused.status, 409, "{}", refused.text);
+        cluster.settle().await;
+        for other in found {
+            let path = format!("/instances/{}", text(&other, "uuid"));
+            assert!(host.call(Method::DELETE, &path, None).await.status.is_success());
+        }
+        cluster.settle().await;
+        reconcile::quarantine::run(&cluster.app).await.unwrap();
+    };
+    cluster.lose_node("sim-1").await;
+    fill().await;
+    let evacuated = host.evacuate().await;
+    assert_eq!(text(&evacuated.body[0], "outcome"), "error", "{}", evacuated.text);
+    fill().await;
+    let deleted = host.call(Method::DELETE, "/nodes/sim-1", Some(json!({"dead": true}))).await;
+    assert_eq!(deleted.body["state"], "deleted", "{}", deleted.text);
+    fill().await;
+    assert_eq!(addresses(&host.show().await), lost);
 }

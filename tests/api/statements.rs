@@ -77,7 +77,7 @@ impl Fixture {
         let name = format!("artifact{number}");
         crate::artifacts::upload(cluster, own, &name, name.as_bytes()).await;
         cluster.settle().await;
-        cluster.call(own, Method::GET, &format!("/instances/{}", id(&instance)), None).await.body
+        crate::agent::wait_for_agent_state(cluster, own, &id(&instance), "ready").await
     }
 }
 

@@ -7,7 +7,7 @@ use muster_testing::{DaemonSetup, MariaDb};
 use crate::setup;
 
 /// The maximum number of statements per second and daemon.
-const MAX_RATE: f64 = 2.0;
+const MAX_RATE: f64 = 2.75;
 /// The time over which statements are counted.
 const WINDOW: Duration = Duration::from_secs(15);
 /// The number of attempts. Some tasks run once a minute, and the first windows contain the end of the start.

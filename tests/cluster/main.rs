@@ -9,6 +9,7 @@ mod daemon;
 mod database;
 mod federated_login;
 mod federation;
+mod galera;
 mod generated_client;
 mod hostile;
 mod idle;

@@ -1,17 +1,22 @@
-//! Three hosts, a MariaDB server and a client on one switch, and a second switch outside.
+//! Three hosts, a database and a client on one switch, and a second switch outside.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use muster_testing::{MariaDb, NetworkNamespace, wait, wait_for};
+use muster_testing::{NetworkNamespace, wait, wait_for};
 use serde_json::Value;
 
 use crate::client::Client;
+use crate::database::Database;
+use crate::full_disk::mount_disk;
 use crate::host::FaultHost;
 
 pub(crate) const SYSTEM_KEY: &str = "the first key";
 const DATABASE_ADDRESS: &str = "10.99.0.100";
-const CLIENT_ADDRESS: &str = "10.99.0.200";
+pub(crate) const CLIENT_ADDRESS: &str = "10.99.0.200";
+/// The address of the active network node outside, and of the observer there.
+pub(crate) const VIRTUAL_ADDRESS: &str = "198.51.100.9";
+pub(crate) const OBSERVER_ADDRESS: &str = "198.51.100.1";
 /// The longest time after a fault until everything works again.
 pub(crate) const HEAL_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -20,12 +25,11 @@ pub(crate) const HEAL_TIMEOUT: Duration = Duration::from_secs(120);
 pub(crate) struct FaultCluster {
     pub(crate) hosts: Vec<FaultHost>,
     pub(crate) client: Client,
+    pub(crate) database: Database,
+    /// A host outside, which observes addresses.
+    pub(crate) observer: NetworkNamespace,
     mesh: NetworkNamespace,
     outside: NetworkNamespace,
-    /// `Some` except while it is restarted.
-    database: Option<MariaDb>,
-    database_name: String,
-    database_namespace: NetworkNamespace,
 }
 
 /// Which packets of a host are lost.
@@ -61,33 +65,45 @@ fn attach(switch: &NetworkNamespace, name: &str, address: &str) -> NetworkNamesp
 }
 
 impl FaultCluster {
-    /// Starts a cluster, or returns `None` when MariaDB is not installed.
-    pub(crate) fn start(count: usize, image: &str, settings: &[(&str, &str)]) -> Option<Self> {
-        let (mesh, outside) = (create_switch("mesh"), create_switch("outside"));
-        let database_namespace = attach(&mesh, "database", DATABASE_ADDRESS);
-        let Some(database) = database_namespace.run(|| MariaDb::start_with(&["--bind-address=0.0.0.0"]))
-        else {
-            muster_testing::skipped("mariadb-server");
-            return None;
-        };
-        database.allow_remote_clients();
-        let database_name = database.fresh_database().rsplit('/').next().unwrap().to_owned();
-        let url = format!("mysql://root@{DATABASE_ADDRESS}:{}/{database_name}", database.port());
+    /// Starts a cluster, or returns `None` when its database is not installed.
+    pub(crate) fn start(
+        count: usize,
+        image: &str,
+        is_galera: bool,
+        settings: &[(&str, &str)],
+    ) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap().keep();
+        // Namespaces have the file systems that are mounted before.
+        mount_disk(&directory.join("database"));
+        let virtual_address = format!("{VIRTUAL_ADDRESS}/24");
         let mut all = vec![
-            ("DATABASE_URL", url.as_str()),
             ("SYSTEM_KEY", SYSTEM_KEY),
             ("AUTH_SECRET_SEED", "the seed of the whole cluster"),
+            ("API_TOKEN_DURATION", "1440"),
             ("CPU_OVERCOMMIT_RATIO", "20"),
             ("NODE_DISK_RESERVATION_GB", "0"),
+            ("SCHEDULER_DISK_OVERCOMMIT", "100"),
             ("NODE_IS_NETWORK_NODE", "true"),
+            ("NETWORK_VIRTUAL_IP", virtual_address.as_str()),
         ];
         all.extend(settings);
-        let hosts: Vec<_> = (1..=count).map(|number| FaultHost::new(number, &directory, &all)).collect();
+        let mut hosts: Vec<_> = (1..=count).map(|number| FaultHost::new(number, &directory, &all)).collect();
+        let (mesh, outside) = (create_switch("mesh"), create_switch("outside"));
+        let database_namespace = attach(&mesh, "database", DATABASE_ADDRESS);
+        let database =
+            Database::start(database_namespace, DATABASE_ADDRESS, &directory.join("database"), is_galera);
+        let Some(database) = database else {
+            muster_testing::skipped(if is_galera { "galera-4, rsync, lsof" } else { "mariadb-server" });
+            return None;
+        };
+        let url = database.url(DATABASE_ADDRESS);
+        for host in &mut hosts {
+            host.set("DATABASE_URL", &url);
+        }
         let client_namespace = attach(&mesh, "client", CLIENT_ADDRESS);
+        let observer = attach(&outside, "observer", OBSERVER_ADDRESS);
         let client = Client::new(client_namespace, hosts.iter().map(|host| host.address.clone()).collect());
-        let database = Some(database);
-        let mut cluster = Self { hosts, client, mesh, outside, database, database_name, database_namespace };
+        let mut cluster = Self { hosts, client, database, observer, mesh, outside };
         let image = format!("tiny={image}");
         cluster.hosts[0].set_arguments(&["--image", &image]);
         for number in 0..count {
@@ -129,19 +145,6 @@ impl FaultCluster {
         self.mesh.sh("nft flush chain bridge faults lost");
     }
 
-    pub(crate) fn kill_database(&mut self) {
-        self.database.as_mut().unwrap().kill();
-    }
-
-    pub(crate) fn restart_database(&mut self) {
-        let mut database = self.database.take().unwrap();
-        // The server runs in the namespace of the thread that starts it.
-        self.database = Some(self.database_namespace.run(move || {
-            database.restart();
-            database
-        }));
-    }
-
     /// Waits until every node is up and no operation is unfinished.
     pub(crate) fn wait_until_healthy(&self) {
         let began = Instant::now();
@@ -155,15 +158,19 @@ impl FaultCluster {
     /// Returns what does not work yet.
     fn problem(&self) -> Option<String> {
         const UNFINISHED: &str = "SELECT name, target_type, target_id, state FROM operations WHERE state IN ('queued', 'executing')";
-        let nodes = match self.client.get(0, "/nodes") {
-            Ok(nodes) => nodes.as_array().cloned().unwrap_or_default(),
-            Err(error) => return Some(error),
-        };
-        if let Some(down) = nodes.iter().find(|node| node["state"] != "created") {
-            return Some(down.to_string());
+        for host in 0..self.hosts.len() {
+            let nodes = match self.client.get(host, "/nodes") {
+                Ok(nodes) => nodes.as_array().cloned().unwrap_or_default(),
+                Err(error) => return Some(format!("{}: {error}", self.hosts[host].name)),
+            };
+            if let Some(down) = nodes.iter().find(|node| node["state"] != "created") {
+                return Some(down.to_string());
+            }
         }
-        let unfinished = UNFINISHED.replace("operations", &format!("{}.operations", self.database_name));
-        self.database.as_ref().unwrap().query(&unfinished).filter(|rows| !rows.is_empty())
+        match self.database.query(UNFINISHED) {
+            Some(rows) => (!rows.is_empty()).then_some(rows),
+            None => Some("the database does not respond".into()),
+        }
     }
 
     pub(crate) fn data_directories(&self) -> Vec<PathBuf> {

@@ -6,8 +6,12 @@ use muster_testing::{Daemon, DaemonSetup, NetworkNamespace, ProcessNamespace, da
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::full_disk::{FullDisk, mount_disk};
+
 /// The port of the API on every host.
 pub(crate) const API_PORT: u16 = 13000;
+/// Lets a daemon see another time of day. Intervals are not changed.
+const CLOCK_LIBRARY: &str = "/usr/$LIB/faketime/libfaketimeMT.so.1";
 
 /// A host in its own network, mount and process namespaces, with its daemon.
 #[derive(Debug)]
@@ -29,11 +33,11 @@ struct Running {
 }
 
 impl FaultHost {
-    /// Creates a host that is off.
+    /// Creates a host that is off, with a small disk for its data.
     pub(crate) fn new(number: usize, directory: &Path, settings: &[(&str, &str)]) -> Self {
         let (name, address) = (format!("m{number}"), format!("10.99.0.{number}"));
         let data = directory.join(&name).join("data");
-        std::fs::create_dir_all(directory.join(&name)).unwrap();
+        mount_disk(&data);
         let setup = DaemonSetup::new(&daemon_program(), &data).arguments(&[]).port(API_PORT);
         let setup = settings.iter().fold(setup, |setup, (name, value)| setup.set(name, value));
         let setup = setup
@@ -43,6 +47,11 @@ impl FaultHost {
             .set("NODE_MESH_NIC", "mesh0")
             .set("NODE_EGRESS_NIC", "ext0");
         Self { name, address, data, setup, number, running: None }
+    }
+
+    /// Sets a setting of the daemon.
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
+        self.setup = self.setup.clone().set(name, value);
     }
 
     /// Adds arguments of the daemon.
@@ -91,7 +100,21 @@ impl FaultHost {
 
     /// Starts the daemon and waits until it is ready.
     pub(crate) fn start_daemon(&mut self) {
-        let setup = self.setup.clone();
+        self.start(self.setup.clone());
+    }
+
+    /// Starts the daemon with a clock that is wrong by some seconds.
+    pub(crate) fn start_daemon_with_clock_skew(&mut self, seconds: i32) {
+        let setup = self
+            .setup
+            .clone()
+            .variable("LD_PRELOAD", CLOCK_LIBRARY)
+            .variable("FAKETIME", &format!("{seconds:+}"))
+            .variable("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        self.start(setup);
+    }
+
+    fn start(&mut self, setup: DaemonSetup) {
         let running = self.running();
         running.daemon = Some(running.processes.run(&running.network, move || setup.start()));
     }
@@ -116,6 +139,16 @@ impl FaultHost {
         if let Some(daemon) = self.running.as_mut().and_then(|running| running.daemon.take()) {
             daemon.stop();
         }
+    }
+
+    /// Fills the disk until the result is dropped.
+    pub(crate) fn fill_disk(&self) -> FullDisk {
+        FullDisk::new(&self.data)
+    }
+
+    /// The network of a host that is on.
+    pub(crate) fn network(&self) -> &NetworkNamespace {
+        &self.running.as_ref().unwrap().network
     }
 
     pub(crate) fn log(&self) -> String {

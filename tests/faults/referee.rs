@@ -1,35 +1,62 @@
 //! Observes all hosts from outside, and notes every violation of what Muster promises.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use muster_testing::{ArpAnswer, ArpObserver};
+
+use crate::cluster::{FaultCluster, OBSERVER_ADDRESS, VIRTUAL_ADDRESS};
+
 /// How often the processes of all hosts are listed.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// A thread that watches the VMs of all hosts.
+/// The time in which an address cannot move to another host and back, because leases are longer.
+const MIN_MOVE_TIME: Duration = Duration::from_secs(1);
+
+/// A thread that watches the VMs of all hosts, and one that asks for addresses outside.
 #[derive(Debug)]
 pub(crate) struct Referee {
     stop: Arc<AtomicBool>,
     violations: Arc<Mutex<Vec<String>>>,
     thread: Option<JoinHandle<u64>>,
+    observer: ArpObserver,
+    /// The latest answers for each address.
+    answers: BTreeMap<Ipv4Addr, Vec<ArpAnswer>>,
+    /// The number of answers.
+    answered: usize,
 }
 
 impl Referee {
-    pub(crate) fn start() -> Self {
+    pub(crate) fn start(cluster: &FaultCluster, floating: Ipv4Addr) -> Self {
         let (stop, violations) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<String>>>::default());
         let thread = std::thread::spawn({
             let (stop, violations) = (Arc::clone(&stop), Arc::clone(&violations));
             move || watch(&stop, &violations)
         });
-        Self { stop, violations, thread: Some(thread) }
+        let addresses = vec![VIRTUAL_ADDRESS.parse().unwrap(), floating];
+        let observer = ArpObserver::start(&cluster.observer, OBSERVER_ADDRESS.parse().unwrap(), addresses);
+        let answers = BTreeMap::new();
+        Self { stop, violations, thread: Some(thread), observer, answers, answered: 0 }
     }
 
     /// Returns the violations so far.
-    pub(crate) fn violations(&self) -> Vec<String> {
-        self.violations.lock().unwrap().clone()
+    pub(crate) fn violations(&mut self) -> Vec<String> {
+        let mut violations = self.violations.lock().unwrap().clone();
+        for answer in self.observer.take() {
+            self.answered += 1;
+            let recent = self.answers.entry(answer.address).or_default();
+            violations.extend(duplicate_owner(recent, answer));
+        }
+        violations
+    }
+
+    /// The number of answers to requests for addresses.
+    pub(crate) fn answered(&self) -> usize {
+        self.answered
     }
 
     /// Stops watching, and returns how often the hosts were observed.
@@ -37,6 +64,17 @@ impl Referee {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().map_or(0, |thread| thread.join().unwrap())
     }
+}
+
+/// Adds an answer to the recent ones for its address. Two hosts have the address if one of them answers again after the
+/// other.
+fn duplicate_owner(recent: &mut Vec<ArpAnswer>, answer: ArpAnswer) -> Option<String> {
+    recent.retain(|other| answer.at - other.at < MIN_MOVE_TIME);
+    let other = recent.iter().rposition(|other| other.mac != answer.mac);
+    let is_duplicate =
+        other.is_some_and(|other| recent[..other].iter().any(|earlier| earlier.mac == answer.mac));
+    recent.push(answer);
+    is_duplicate.then(|| format!("{} is answered by two hosts: {recent:x?}", answer.address))
 }
 
 impl Drop for Referee {
@@ -90,4 +128,18 @@ fn vm_of(pid: u32) -> Option<String> {
     }
     words.by_ref().find(|word| *word == "-uuid")?;
     words.next().map(str::to_owned)
+}
+
+#[test]
+fn notices_when_two_hosts_answer_for_an_address() {
+    let (began, mut recent) = (Instant::now(), Vec::new());
+    let mut answer = |milliseconds, mac| {
+        let at = began + Duration::from_millis(milliseconds);
+        duplicate_owner(&mut recent, ArpAnswer { at, address: Ipv4Addr::LOCALHOST, mac: [mac; 6] }).is_some()
+    };
+    assert!(!answer(0, 1) && !answer(10, 1));
+    // It moves, and later returns.
+    assert!(!answer(3_000, 2) && !answer(6_000, 1));
+    assert!(!answer(6_010, 2));
+    assert!(answer(6_020, 1));
 }

@@ -1,87 +1,32 @@
 //! The role of the network node moves to another host.
 
 use std::net::Ipv4Addr;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use muster_test_cluster::{ClusterDatabase, Host, HostCluster, VIRTUAL_IP, network_id};
-use muster_testing::{NetworkNamespace, wait_for};
+use muster_testing::{ArpAnswer, ArpObserver, Mac, mac_address, wait_for};
 use muster_types::ids::NetworkId;
-use nix::ifaddrs::getifaddrs;
 use nix::sys::signal::Signal;
-use nix::sys::socket::{
-    AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, recv, sendto,
-    socket,
-};
+use reqwest::Method;
 use serde_json::json;
 
 use crate::guest::Guest;
 use crate::{TIMEOUT, enter};
 
-/// The interval at which the referee asks for the owner of the virtual address.
-const ASK_INTERVAL: Duration = Duration::from_millis(10);
-
-type Answer = (Instant, [u8; 6]);
-
-/// Asks continuously by ARP who has the virtual address, and records every answer.
-struct Referee {
-    stop: mpsc::Sender<()>,
-    thread: JoinHandle<Vec<Answer>>,
-}
-
-impl Referee {
-    fn start(namespace: &NetworkNamespace) -> Self {
-        let (socket, link) = namespace.run(|| {
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            let socket = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll).unwrap();
-            let mut entries = getifaddrs().unwrap().filter(|entry| entry.interface_name == "eth0");
-            let link = entries.find_map(|entry| entry.address.as_ref()?.as_link_addr().copied()).unwrap();
-            (socket, link)
-        });
-        let (stop, stopped) = mpsc::channel();
-        let thread = std::thread::spawn(move || observe(&socket, link, &stopped));
-        Self { stop, thread }
-    }
-
-    /// Returns the answers.
-    fn finish(self) -> Vec<Answer> {
-        self.stop.send(()).unwrap();
-        self.thread.join().unwrap()
-    }
-}
-
-fn observe(socket: &OwnedFd, link: LinkAddr, stopped: &mpsc::Receiver<()>) -> Vec<Answer> {
-    let (virtual_ip, mac) = (VIRTUAL_IP.parse::<Ipv4Addr>().unwrap().octets(), link.addr().unwrap());
-    let mut request = vec![0xff; 6];
-    request.extend(mac);
-    request.extend([0x08, 0x06, 0x00, 0x01, 0x08, 0x00, 6, 4, 0x00, 0x01]);
-    request.extend(mac);
-    request.extend([198, 51, 100, 1, 0, 0, 0, 0, 0, 0]);
-    request.extend(virtual_ip);
-    let mut answers = Vec::new();
-    while stopped.recv_timeout(ASK_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
-        sendto(socket.as_raw_fd(), &request, &link, MsgFlags::empty()).unwrap();
-        let mut frame = [0; 2048];
-        while let Ok(length) = recv(socket.as_raw_fd(), &mut frame, MsgFlags::empty()) {
-            let is_reply = length >= 42 && frame[12..14] == [0x08, 0x06] && frame[20..22] == [0, 2];
-            if is_reply && frame[28..32] == virtual_ip {
-                answers.push((Instant::now(), frame[22..28].try_into().unwrap()));
-            }
-        }
-    }
-    answers
+/// Asks for the virtual address from outside.
+fn start_observer(cluster: &HostCluster) -> ArpObserver {
+    let source = Ipv4Addr::new(198, 51, 100, 1);
+    ArpObserver::start(&cluster.external_peer, source, vec![VIRTUAL_IP.parse().unwrap()])
 }
 
 /// Describes the answers before and after a fault, and returns the time between the last one of the old owner and the
 /// first one of the new.
-fn require_one_change(fault: &str, at: Instant, answers: &[Answer], [old, new]: [[u8; 6]; 2]) -> Duration {
-    let mut macs: Vec<_> = answers.iter().map(|(_, mac)| *mac).collect();
+fn require_one_change(fault: &str, at: Instant, answers: &[ArpAnswer], [old, new]: [Mac; 2]) -> Duration {
+    let mut macs: Vec<_> = answers.iter().map(|answer| answer.mac).collect();
     macs.dedup();
     assert_eq!(macs, [old, new], "{fault}: owners of the virtual address in the order of their answers");
-    let last = answers.iter().rfind(|(_, mac)| *mac == old).unwrap().0;
-    let first = answers.iter().find(|(_, mac)| *mac == new).unwrap().0;
+    let last = answers.iter().rfind(|answer| answer.mac == old).unwrap().at;
+    let first = answers.iter().find(|answer| answer.mac == new).unwrap().at;
     println!(
         "{fault}: silent after {:?}, gateway back after {:?}, gap {:?}",
         last - at,
@@ -91,17 +36,22 @@ fn require_one_change(fault: &str, at: Instant, answers: &[Answer], [old, new]: 
     first - last
 }
 
-fn mac(host: &Host) -> [u8; 6] {
-    host.namespace.run(|| {
-        let mut entries = getifaddrs().unwrap().filter(|entry| entry.interface_name == "ext0");
-        let link = |address: SockaddrStorage| address.as_link_addr().and_then(LinkAddr::addr);
-        entries.find_map(|entry| link(entry.address?)).unwrap()
-    })
+fn mac(host: &Host) -> Mac {
+    host.namespace.run(|| mac_address("ext0").unwrap())
 }
 
 /// Returns how often a host became the network node.
 fn acquisitions(host: &Host) -> usize {
     host.log().matches("this node is the active network node").count()
+}
+
+/// Requires that the last event of a network about its gateway names the nodes between which it moved.
+fn require_moved(host: &Host, network: NetworkId, from: &str, to: &str) {
+    // Events are written asynchronously.
+    wait_for("the event of the move", TIMEOUT, || {
+        let events = host.events(network, "gateway moved to another node");
+        (events.first()?["extra"] == json!({ "from": from, "to": to })).then_some(())
+    });
 }
 
 /// Two hosts that may be the network node, a guest on another host, and an external peer.
@@ -146,7 +96,7 @@ impl Scene {
         assert!(self.cluster.external_peer.pings(&self.floating), "{what}: not reachable before");
         // Two routers that answer the guest would be reported as duplicates.
         self.guest.namespace.sh("ping -n -i 0.02 10.0.0.1 > /run/ping 2>&1 & echo $! > /run/pid");
-        let referee = Referee::start(&self.cluster.external_peer);
+        let observer = start_observer(&self.cluster);
         wait_for("the first answer", TIMEOUT, || {
             self.cluster
                 .external_peer
@@ -167,7 +117,7 @@ impl Scene {
         });
         println!("{what}: floating address reachable after {:?}", at.elapsed());
         assert!(self.guest.namespace.pings("10.0.0.1"), "{what}: no gateway");
-        let gap = require_one_change(what, at, &referee.finish(), macs);
+        let gap = require_one_change(what, at, &observer.finish(), macs);
         self.guest.namespace.sh("kill -INT $(cat /run/pid)");
         let pings = self.guest.namespace.sh("cat /run/ping");
         assert!(!pings.contains("DUP"), "{what}: two routers answered: {pings}");
@@ -182,6 +132,7 @@ fn standby_takes_over_and_former_owner_stays_silent() {
     }
     let Some(mut scene) = Scene::new() else { return };
     scene.fail_over("kill -9", 3, 2, Host::kill);
+    require_moved(scene.cluster.host(2), scene.network, "m3", "m2");
     // DHCP and DNS moved, too.
     scene.guest.namespace.sh("ip addr flush dev eth0");
     assert!(scene.guest.dhcp().starts_with("10.0.0.9/24 "));
@@ -190,17 +141,70 @@ fn standby_takes_over_and_former_owner_stays_silent() {
     // The daemon hangs while its kernel still runs the router. It is the standby after it continued.
     scene.cluster.hosts[2].start();
     scene.fail_over("SIGSTOP", 2, 3, |host| host.signal(Signal::SIGSTOP));
-    let referee = Referee::start(&scene.cluster.external_peer);
+    let observer = start_observer(&scene.cluster);
     scene.cluster.host(2).signal(Signal::SIGCONT);
     wait_for("the former owner to read the database", TIMEOUT, || {
         scene.cluster.host(2).log().contains("lost the role of the active network node").then_some(())
     });
     let owner = mac(scene.cluster.host(3));
-    assert!(referee.finish().iter().all(|(_, mac)| *mac == owner), "the former owner answered");
+    assert!(observer.finish().iter().all(|answer| answer.mac == owner), "the former owner answered");
 
     for (from, to) in [(3, 2), (2, 3)] {
         let gap = scene.fail_over("planned move", from, to, Host::stop);
         assert!(gap < Duration::from_secs(1), "{gap:?}");
         scene.cluster.hosts[from - 1].start();
     }
+}
+
+#[test]
+fn standby_takes_over_from_owner_that_does_not_reach_its_peers() {
+    if !enter("failover::standby_takes_over_from_owner_that_does_not_reach_its_peers") {
+        return;
+    }
+    let Some(mut scene) = Scene::new() else { return };
+    // The host still reaches the database and the external network.
+    scene.fail_over("mesh cut", 3, 2, |host| {
+        host.namespace
+            .sh("nft 'add table inet cut; add chain inet cut in { type filter hook input priority -300; }; \
+             add rule inet cut in iifname mesh0 drop'");
+    });
+    scene.cluster.host(3).namespace.sh("nft delete table inet cut");
+    wait_for("the former owner to reach its peers", TIMEOUT, || {
+        scene.cluster.host(3).log().contains("this node reaches its peers again").then_some(())
+    });
+}
+
+#[test]
+fn candidate_takes_over_after_the_only_other_one_was_deleted() {
+    if !enter("failover::candidate_takes_over_after_the_only_other_one_was_deleted") {
+        return;
+    }
+    let settings =
+        [("NODE_IS_NETWORK_NODE", "false"), ("NETWORK_NODE_LEASE", "3"), ("NODE_CHECKIN_MAXIMUM", "3")];
+    let Some(mut cluster) = HostCluster::with_network_standby(2, &settings) else { return };
+    cluster.hosts[1].restart_with("NODE_IS_NETWORK_NODE", "true");
+    let database = ClusterDatabase::open(&cluster.database_url, &cluster.directory);
+    let network = network_id(&cluster.host(1).create_network(json!({ "name": "one" })));
+    let guest = Guest::new(&database, cluster.host(1), network, "guest", "10.0.0.9");
+    guest.dhcp();
+
+    // The lease of the only candidate does not expire, so no other node takes over from its host, which lost power.
+    let mut lost = cluster.hosts.pop().unwrap();
+    lost.kill();
+    lost.namespace.sh("ip link set mesh0 down && ip link set ext0 down");
+    cluster.hosts[0].restart_with("NODE_IS_NETWORK_NODE", "true");
+    let host = cluster.host(1);
+    wait_for("the lost node to be missing", TIMEOUT, || {
+        (host.get("/nodes/m2")["state"] == "missing").then_some(())
+    });
+    let router = format!("ip netns exec {network} ip -o addr | grep -q '10.0.0.1/24.*veth'");
+    wait_for("the candidate to have the router", TIMEOUT, || host.namespace.succeeds(&router).then_some(()));
+    assert_eq!(acquisitions(host), 0, "{}", host.log());
+    assert!(guest.namespace.cannot_ping("10.0.0.1"));
+
+    let (status, response) = host.call(Method::DELETE, "/nodes/m2?dead=true", None);
+    assert_eq!(status, 200, "{response}");
+    wait_for("the candidate to be the network node", TIMEOUT, || (acquisitions(host) == 1).then_some(()));
+    assert!(guest.namespace.pings("10.0.0.1"), "no gateway");
+    require_moved(host, network, "m2", "m1");
 }

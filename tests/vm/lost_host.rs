@@ -100,3 +100,73 @@ fn frozen_host_fences_itself_and_its_guest_restarts_elsewhere() {
     assert_eq!(qemu_processes().len(), 1);
     assert_eq!(web.record(cluster.host(1))["power_state"], "on");
 }
+
+#[test]
+fn frozen_host_fences_only_guests_with_self_fencing() {
+    if !enter_vm_namespaces("lost_host::frozen_host_fences_only_guests_with_self_fencing") {
+        return;
+    }
+    let settings = [("NODE_CHECKIN_MAXIMUM", "4"), ("CLEANER_DELAY", "8"), ("FENCING_LEASE", "4")];
+    let Some(mut cluster) = vm_hosts(2, &settings) else { return };
+    let first = cluster.host(1);
+    let keep = Instance::create(first, "keep", &json!({ "placed_on": "m1" }));
+    assert_eq!(first.get("/nodes/m1")["fencing_lease"], json!(null), "no VM needs a watchdog");
+    let changes = json!({ "placed_on": "m1", "disposable": true, "restart": "elsewhere", "fencing": "self" });
+    let web = Instance::create(first, "web", &changes);
+    let own = Instance::create(first, "own", &json!({ "placed_on": "m1", "fencing": "self" }));
+    wait_for_image_copy(first, &web);
+    wait_for("the node to report its watchdog", TIMEOUT, || {
+        (first.get("/nodes/m1")["fencing_lease"] == json!(4.0)).then_some(())
+    });
+    let is_kept = || {
+        let running = qemu_processes();
+        assert!(running.iter().any(|(line, _)| line.contains(&keep.uuid)), "{running:?}");
+        running
+    };
+    is_kept();
+
+    let frozen = cluster.hosts[0].take_daemon();
+    frozen.signal(Signal::SIGSTOP);
+    let second = cluster.host(2);
+    wait_for("the guest to run elsewhere", TIMEOUT, || {
+        let running = is_kept();
+        let of_web = running.iter().filter(|(line, _)| line.contains(&web.uuid));
+        assert!(of_web.count() <= 1, "{running:?}");
+        let record = web.record(second);
+        (record["node"] == "m2" && record["power_state"] == "on").then_some(())
+    });
+    assert_eq!(is_kept().len(), 2, "the other one with self-fencing is off");
+    assert_eq!(own.record(second)["node"], "m1", "it waits for its host");
+    frozen.signal(Signal::SIGCONT);
+    cluster.hosts[0].set_daemon(frozen);
+
+    // The host records what its watchdog did, once, and starts the guest that is still its own.
+    wait_for("the stale VM to be moved", TIMEOUT, || {
+        is_kept();
+        (!web.vm_dir(&cluster, 1).exists()).then_some(())
+    });
+    let first = cluster.host(1);
+    own.wait_for_power(first, "on", 0.0);
+    wait_for("the guest to be restarted", TIMEOUT, || (is_kept().len() == 3).then_some(()));
+    for instance in [&web, &own] {
+        let event = wait_for("the event of the watchdog", TIMEOUT, || {
+            instance.events(first, "watchdog stopped the VM").pop()
+        });
+        assert_eq!(event["extra"]["node"], "m1", "{event}");
+        assert!(event["extra"]["stopped_at"].as_str().is_some_and(|time| time.starts_with("20")), "{event}");
+    }
+    let of_node = first.get("/nodes/m1/events?limit=1000");
+    let of_node = of_node.as_array().unwrap().iter();
+    assert_eq!(of_node.filter(|event| event["message"] == "watchdog stopped the VM").count(), 2);
+    assert_eq!(own.events(first, "watchdog stopped the VM").len(), 1);
+    assert_eq!(web.events(first, "watchdog stopped the VM").len(), 1);
+    assert!(keep.events(first, "watchdog stopped the VM").is_empty());
+
+    // Without such a VM the watchdog ends.
+    web.delete(first);
+    own.delete(first);
+    wait_for("the watchdog to end", TIMEOUT, || {
+        (first.get("/nodes/m1")["fencing_lease"] == json!(null)).then_some(())
+    });
+    keep.delete(first);
+}

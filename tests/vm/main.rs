@@ -5,6 +5,7 @@
 mod agent;
 mod console;
 mod daemon_restart;
+mod full_disk;
 mod guest;
 mod guest_image;
 mod instance;

@@ -133,8 +133,18 @@ string_enum! {
     RestartPolicy {
         /// An operator evacuates it.
         Manual = "manual",
-        /// It restarts on another node when its host has certainly stopped its VM (`FENCING = self`).
+        /// It restarts on another node when its host has certainly stopped its VM. Requires self-fencing.
         Elsewhere = "elsewhere",
+    }
+}
+
+string_enum! {
+    /// What happens to a VM when its node cannot reach the database.
+    FencingPolicy {
+        /// It keeps running, and only an operator can declare the host dead.
+        None = "none",
+        /// A watchdog on its host stops it when the lease of the node expires (`FENCING_LEASE`).
+        Own = "self",
     }
 }
 
@@ -264,6 +274,9 @@ pub struct InstanceRecord {
     /// What happens when its host is lost.
     #[serde(default = "manual_restart")]
     pub restart: RestartPolicy,
+    /// What happens when its node cannot reach the database; `null`: the policy of the cluster (`FENCING`).
+    #[serde(default)]
+    pub fencing: Option<FencingPolicy>,
     /// The network interfaces, in order.
     pub interfaces: Vec<InterfaceRecord>,
     /// The last operation on it; `null` without one.

@@ -100,9 +100,13 @@ pub struct NodeReport {
     /// Set on a node that serves displays over TLS.
     #[serde(default, rename = "screens")]
     pub display: Option<DisplayIdentity>,
-    /// The number of seconds after its last check-in when a watchdog stops the VMs of the node; unset without a watchdog.
+    /// The number of seconds after its last check-in when a watchdog stops the VMs of the node whose instances follow the
+    /// policy of the cluster; unset if they keep running.
     #[serde(default)]
     pub fencing_lease: Option<f64>,
+    /// The same for the VMs whose instances have their own policy `self`; unset without a watchdog.
+    #[serde(default)]
+    pub instance_fencing_lease: Option<f64>,
     /// The address of the TCP ports of consoles, if it is not the node's address.
     #[serde(default)]
     pub console_address: Option<Ipv4Addr>,
@@ -267,15 +271,15 @@ pub struct NodeRecord {
     /// Unix time at which the daemon of the node started.
     #[serde(default)]
     pub started: f64,
-    /// The number of seconds after its last check-in when a watchdog stops the VMs of the node; `null` without a watchdog.
-    #[serde(default)]
-    pub fencing_lease: Option<f64>,
     /// The features that the host lacks, each with the reason.
     #[serde(default)]
     pub limits: BTreeMap<String, String>,
     /// Set while the node is alive but does not reach its peers. It gets no new instances then.
     #[serde(default)]
     pub degraded: Option<NodeDegradation>,
+    /// The number of seconds after its last check-in when its watchdog stops VMs with self-fencing; `null` without a watchdog.
+    #[serde(default)]
+    pub fencing_lease: Option<f64>,
     /// The objects that refer to this one, by relationship.
     pub references_to: BTreeMap<String, Vec<Reference>>,
     /// The objects that this one refers to, by relationship.

@@ -16,6 +16,7 @@ use std::str::FromStr;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::address::InterfaceAddress;
+use crate::instance::FencingPolicy;
 use crate::key::{MAX_SECRET_BYTES, Secret};
 use crate::quota::NumberOrPercent;
 use crate::spec::DiskBus;
@@ -29,15 +30,6 @@ pub enum ValidationMode {
     Warn,
     /// Findings are rejected with status 400.
     Enforce,
-}
-
-/// What happens to the VMs of a node that cannot reach the database.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FencingPolicy {
-    /// They keep running, and only an operator can declare the host dead.
-    None,
-    /// A watchdog stops them when the lease of the node expires.
-    Own,
 }
 
 /// The format of the log.
@@ -168,11 +160,7 @@ impl ParseSetting for ValidationMode {
 
 impl ParseSetting for FencingPolicy {
     fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self::None),
-            "self" => Ok(Self::Own),
-            _ => Err(format!("{text:?} is neither none nor self")),
-        }
+        text.parse()
     }
 }
 
@@ -309,8 +297,8 @@ settings! {
     node_checkin_maximum: u64 = "NODE_CHECKIN_MAXIMUM", "15", "seconds without check-in after which a node counts as missing; at least twice NODE_CHECKIN_INTERVAL";
     node_port: u16 = "NODE_PORT", "13002", "port for other nodes of a cluster with MariaDB, on the address of the API; 0: a free one";
     node_response_timeout: f64 = "NODE_RESPONSE_TIMEOUT", "10", "seconds that another node may take to respond to a forwarded request; one that is alive and still working on it may take longer";
-    fencing: FencingPolicy = "FENCING", "none", "whether the VMs of a node that cannot reach the database keep running (none) or are stopped (self); the same on every node";
-    fencing_lease: u64 = "FENCING_LEASE", "30", "seconds after its last check-in when a node stops its VMs with FENCING = self; at least three times NODE_CHECKIN_INTERVAL, the same on every node";
+    fencing: FencingPolicy = "FENCING", "none", "whether the VMs of a node that cannot reach the database keep running (none) or are stopped (self), unless their instance says otherwise; the same on every node";
+    fencing_lease: u64 = "FENCING_LEASE", "30", "seconds after its last check-in when a node stops its VMs with self-fencing; at least three times NODE_CHECKIN_INTERVAL, the same on every node";
     node_name: String = "NODE_NAME", "", "name of this node; empty: the host name";
     node_uuid: String = "NODE_UUID", "", "UUID of this node; empty: generated at the first start";
     node_is_hypervisor: bool = "NODE_IS_HYPERVISOR", "true", "whether this node runs instances";

@@ -26,7 +26,7 @@ use serde_json::{Map, Value};
 
 use crate::address::MacAddress;
 use crate::ids::{BlobId, InstanceId, InterfaceId};
-use crate::instance::{MachineType, SideChannel};
+use crate::instance::{FencingPolicy, MachineType, SideChannel};
 use crate::key::Secret;
 use crate::node::NodeFuture;
 use crate::spec::{DiskBus, VideoSpec};
@@ -55,6 +55,7 @@ pub struct VmPlan {
     /// The files of the config drive, which is rewritten at every start; unset without a config drive.
     pub config_drive: Option<Vec<ConfigDriveFile>>,
     pub side_channels: Vec<SideChannel>,
+    pub fencing: FencingPolicy,
 }
 
 /// A disk of a VM.
@@ -127,12 +128,15 @@ pub enum VmPower {
 }
 
 /// A VM of which a node has at least some files.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct FoundVm {
     pub id: InstanceId,
     /// The generation that it was last started under; unset if it was never started.
     pub generation: Option<i64>,
     pub power: VmPower,
+    pub fencing: FencingPolicy,
+    /// The Unix time when the watchdog stopped it, until this is acknowledged.
+    pub fenced_at: Option<f64>,
 }
 
 /// Yields the VMs whose power state may have changed.
@@ -238,6 +242,13 @@ pub trait VmApi: Send + Sync {
 
     /// Returns every VM of which the node has at least some files, expected or not.
     fn list(&self) -> NodeFuture<'_, Vec<FoundVm>>;
+
+    /// Changes whether the watchdog stops a VM when the fencing lease expires. With [`FencingPolicy::Own`], returns when the
+    /// watchdog runs.
+    fn set_fencing(&self, id: InstanceId, fencing: FencingPolicy) -> NodeFuture<'_, ()>;
+
+    /// Removes the note that the watchdog has stopped a VM.
+    fn acknowledge_fencing(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
     /// Subscribes to changes of power state. There is one subscriber at a time: an earlier stream ends.
     fn changes(&self) -> ChangeStream;

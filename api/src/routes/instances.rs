@@ -6,7 +6,7 @@ use axum::extract::{Path, State};
 use muster_types::Error;
 use muster_types::event::EventRecord;
 use muster_types::ids::InstanceId;
-use muster_types::instance::{ConfigDriveType, InstanceRecord, RestartPolicy, SideChannel};
+use muster_types::instance::{ConfigDriveType, FencingPolicy, InstanceRecord, RestartPolicy, SideChannel};
 use muster_types::interface::InterfaceRecord;
 use muster_types::object::ObjectRef;
 use muster_types::operation::OperationRecord;
@@ -147,6 +147,9 @@ pub(crate) struct NewInstance {
     /// What happens when its host is lost; `manual` by default.
     #[schema(value_type = Option<RestartPolicy>)]
     restart: Option<String>,
+    /// What happens when its node cannot reach the database; the policy of the cluster (`FENCING`) by default.
+    #[schema(value_type = Option<FencingPolicy>)]
+    fencing: Option<String>,
 }
 
 /// Logs findings that do not reject the request.
@@ -191,6 +194,7 @@ pub(crate) async fn create(
         side_channels: new.side_channels,
         disposable: new.disposable.unwrap_or(false),
         restart: new.restart,
+        fencing: new.fencing,
     };
     log_findings(&findings, "/instances");
     Ok(Json(create::create(&app, &caller, request).await?))

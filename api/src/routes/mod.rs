@@ -12,6 +12,7 @@ mod events;
 pub(crate) mod exchanges;
 pub(crate) mod health;
 pub(crate) mod instance_console;
+pub(crate) mod instance_fencing;
 pub(crate) mod instance_power;
 pub(crate) mod instances;
 pub(crate) mod interfaces;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use muster_types::blob::BlobState;
 use muster_types::ids::{ArtifactId, BlobId};
-use muster_types::instance::{ConfigDriveType, InstanceRecord, RestartPolicy};
+use muster_types::instance::{ConfigDriveType, FencingPolicy, InstanceRecord, RestartPolicy};
 use muster_types::interface::InterfaceRecord;
 use muster_types::operation::OperationRecord;
 use muster_types::spec::{DiskSpec, VideoSpec};
@@ -54,6 +54,9 @@ pub struct NewInstance {
     pub disposable: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart: Option<RestartPolicy>,
+    /// The policy of the cluster if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fencing: Option<FencingPolicy>,
 }
 
 /// An interface to create. The server chooses absent values.
@@ -193,6 +196,18 @@ impl Client {
     /// Changes the power state of an instance and waits for completion.
     pub async fn power(&self, instance: &str, action: PowerAction) -> Result<ApiResponse<()>> {
         self.call(Method::POST, path(&["instances", instance, action.segment()])?, None).await
+    }
+
+    /// Replaces what happens when the host of an instance is lost or cannot reach the database. Absent policies have their
+    /// defaults.
+    pub async fn set_fencing(
+        &self,
+        instance: &str,
+        fencing: Option<FencingPolicy>,
+        restart: Option<RestartPolicy>,
+    ) -> Result<ApiResponse<InstanceRecord>> {
+        let body = json!({ "fencing": fencing, "restart": restart });
+        self.call(Method::PUT, path(&["instances", instance, "fencing"])?, Some(body)).await
     }
 
     /// Returns the last `max_bytes` bytes of the serial console log, or all of it.

@@ -73,6 +73,12 @@ pub enum Command {
         #[arg(long)]
         hard: bool,
     },
+    /// Replace what happens when the host of an instance is lost or cannot reach the database
+    SetFencing {
+        instance: String,
+        #[command(flatten)]
+        policies: instance_create::Policies,
+    },
     /// Show facts reported by the guest: distribution, mounts, SSH host keys
     Facts { instance: String },
     /// List the interfaces of an instance
@@ -157,6 +163,7 @@ impl Command {
             | Self::Pause { instance }
             | Self::Unpause { instance }
             | Self::Reboot { instance, .. }
+            | Self::SetFencing { instance, .. }
             | Self::Facts { instance }
             | Self::Interfaces { instance }
             | Self::Plug { instance, .. }
@@ -197,6 +204,10 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
         }
         Command::Reboot { instance, hard: false } => {
             power(session, &instance, PowerAction::RebootSoft, "was asked to reboot").await
+        }
+        Command::SetFencing { instance, policies } => {
+            let (fencing, restart) = (policies.fencing, policies.restart());
+            session.show(client.set_fencing(&instance, fencing, restart).await?, details)
         }
         Command::Facts { instance } => guest_facts::show(session, &instance).await,
         Command::Interfaces { instance } => {

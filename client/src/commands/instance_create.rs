@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{anyhow, bail};
 use clap::Args;
-use muster_types::instance::{ConfigDriveType, InstanceRecord, InstanceState, RestartPolicy};
+use muster_types::instance::{ConfigDriveType, FencingPolicy, InstanceRecord, InstanceState, RestartPolicy};
 use muster_types::operation::{OperationProgress, OperationRecord, OperationState, OperationType};
 use muster_types::spec::{DiskSpec, VideoSpec};
 use serde_json::Value;
@@ -75,9 +75,8 @@ pub struct Arguments {
     /// Create it again from its images if its host is lost, without the content of its disks
     #[arg(long)]
     disposable: bool,
-    /// Restart it on another node when its host is lost: needs FENCING = self, and snapshots or --disposable
-    #[arg(long)]
-    restart_elsewhere: bool,
+    #[command(flatten)]
+    policies: Policies,
     /// Video device: model=MODEL,memory=KIB,vdi=VDI
     #[arg(long, value_name = "VIDEO", value_parser = specs::parse_video)]
     video: Option<VideoSpec>,
@@ -95,6 +94,23 @@ pub struct Arguments {
     side_channel: Vec<String>,
     #[command(flatten)]
     wait: LongWaitOptions,
+}
+
+/// What happens to an instance when its host is lost or cannot reach the database.
+#[derive(Debug, Args)]
+pub struct Policies {
+    /// Restart it on another node when its host is lost: needs self-fencing, and snapshots or --disposable
+    #[arg(long)]
+    restart_elsewhere: bool,
+    /// Whether its host stops it when the host cannot reach the database (self) or not (none); default: FENCING
+    #[arg(long, value_name = "POLICY")]
+    pub(super) fencing: Option<FencingPolicy>,
+}
+
+impl Policies {
+    pub(super) fn restart(&self) -> Option<RestartPolicy> {
+        self.restart_elsewhere.then_some(RestartPolicy::Elsewhere)
+    }
 }
 
 impl Arguments {
@@ -126,7 +142,8 @@ impl Arguments {
             metadata: specs::build_metadata(self.metadata, &self.tag, self.affinity)?,
             side_channels: specs::check_side_channels(self.side_channel)?,
             disposable: self.disposable,
-            restart: self.restart_elsewhere.then_some(RestartPolicy::Elsewhere),
+            restart: self.policies.restart(),
+            fencing: self.policies.fencing,
         })
     }
 }

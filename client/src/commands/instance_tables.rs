@@ -116,6 +116,11 @@ pub(super) fn details(instance: InstanceRecord) -> Table {
         ("side channels", or_dash(channels.join(", "))),
         ("ssh key", or_dash(instance.ssh_key.unwrap_or_default())),
         ("last operation", or_dash(operation.unwrap_or_default())),
+        (
+            "fencing",
+            instance.fencing.map_or_else(|| "as the cluster".to_owned(), |policy| policy.to_string()),
+        ),
+        ("restart", instance.restart.to_string()),
     ];
     let details = details.map(|(name, value)| (name.to_owned(), value)).into_iter();
     let metadata = instance.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));

@@ -143,9 +143,7 @@ impl<'a> Fetch<'a> {
             if answered {
                 response_deadline = Instant::now() + RESPONSE_TIMEOUT;
             } else if futile > MAX_FUTILE_ATTEMPTS
-                // An attempt that the deadline ends early cannot tell a name that is not resolved, or a host that
-                // cannot be reached, from a server that does not respond.
-                || Instant::now() + retry_delay(futile) + CONNECT_TIMEOUT > response_deadline
+                || Instant::now() + retry_delay(futile) >= response_deadline
             {
                 // After `Unavailable` the operation is repeated, which is worthwhile only for a partial fetch.
                 return Err(if have > 0 { Error::Unavailable(error) } else { Error::Invalid(error) });

@@ -29,13 +29,20 @@ pub(crate) async fn live_nodes(app: &App) -> Result<Vec<NodeRow>> {
     Ok(rows.into_iter().filter(|row| row.state == NodeState::Created).collect())
 }
 
-/// Returns the nodes of other daemons that are up and have a complete copy of a blob.
+/// Returns the nodes that are up and have a complete copy of a blob, the nearest first. Call it if no node of this daemon has a
+/// copy.
 pub async fn live_holders(app: &App, id: BlobId) -> Result<Vec<NodeRow>> {
     let copies = blob_locations::of_blob(&*app.store, id).await?;
-    let has_copy = |row: &NodeRow| {
-        copies.iter().any(|copy| copy.node == row.identity.id && copy.state == CopyState::Complete)
-    };
-    Ok(live_nodes(app).await?.into_iter().filter(has_copy).collect())
+    let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
+    Ok(nearest_first(app, &live_nodes(app).await?, &complete.collect::<Vec<_>>()).await)
+}
+
+/// Returns those nodes of `live` that have a copy, the nearest first.
+async fn nearest_first(app: &App, live: &[NodeRow], complete: &[NodeId]) -> Vec<NodeRow> {
+    let mut holders: Vec<NodeRow> =
+        live.iter().filter(|row| complete.contains(&row.identity.id)).cloned().collect();
+    app.peers.sort_by_distance(&mut holders).await;
+    holders
 }
 
 /// Copies a blob to a node that lacks it. Fails with [`Error::NotReady`] while another task copies it.
@@ -101,8 +108,8 @@ pub(crate) async fn copy(
     storage.remove_draft(draft).await
 }
 
-/// Receives the content of a blob into its draft: from another node of this daemon, or from the other nodes in turn. The
-/// next one continues where the last one has failed or stalled.
+/// Receives the content of a blob into its draft: from another node of this daemon, or from the other nodes in turn, the
+/// nearest first. The next one continues where the last one has failed or stalled.
 async fn receive(
     app: &App,
     storage: &dyn StorageApi,
@@ -118,9 +125,9 @@ async fn receive(
         return storage.append(draft, Some(offset), max_size, data).await.map(|_| ());
     }
     let mut failure = Error::Unavailable("no node with a copy is reachable".into());
-    for source in live.iter().filter(|node| complete.contains(&node.identity.id)) {
+    for source in nearest_first(app, live, complete).await {
         let offset = storage.draft_size(draft).await?.unwrap_or(0);
-        let received = match open(app, source, row, offset..size).await {
+        let received = match open(app, &source, row, offset..size).await {
             Ok(data) => storage.append(draft, Some(offset), max_size, data).await.map(|_| ()),
             Err(error) => Err(error),
         };

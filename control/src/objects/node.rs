@@ -195,9 +195,9 @@ fn to_record(row: NodeRow, attributes: ObjectAttributes, leases: &[Lease]) -> No
         clock_skew: row.clock_skew,
         epoch: row.epoch,
         started: row.started,
-        fencing_lease: row.report.fencing_lease,
         limits: row.report.limits.into_iter().map(|(limit, reason)| (limit.to_string(), reason)).collect(),
         degraded: row.report.degraded,
+        fencing_lease: row.report.instance_fencing_lease.or(row.report.fencing_lease),
         references_to: references.to,
         references_from: references.from,
     }

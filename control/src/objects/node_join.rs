@@ -105,9 +105,12 @@ async fn try_join(app: &App, tx: &mut Tx, identity: &NodeIdentity) -> Result<Joi
         StoreError::Duplicate(reason) => StoreError::Conflict(reason),
         other => other,
     })?;
-    if let Some(row) = &existing {
-        // Its VMs are fenced once the watchdog of this daemon runs.
-        let report = NodeReport { fencing_lease: None, ..row.report.clone() };
+    if let Some(row) = existing
+        .as_ref()
+        .filter(|row| row.report.fencing_lease.or(row.report.instance_fencing_lease).is_some())
+    {
+        // Its VMs are not certainly fenced before this daemon has found a watchdog.
+        let report = NodeReport { fencing_lease: None, instance_fencing_lease: None, ..row.report.clone() };
         nodes::set_report(tx, identity.id, &report).await?;
     }
     let epoch = nodes::begin_epoch(tx, identity.id, &lock_file).await?;

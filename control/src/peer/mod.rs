@@ -37,6 +37,8 @@ use authority::ClusterAuthority;
 use certificate::NodeCertificate;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a measured round-trip time is used.
+const ROUND_TRIP_TTL: Duration = Duration::from_secs(60);
 /// The maximum time that a peer which is alive may work on a request before it responds.
 const WORK_TIMEOUT: Duration = Duration::from_secs(600);
 /// The header that marks a request of a peer, which is not forwarded again.
@@ -66,8 +68,26 @@ pub struct Peers {
     response_timeout: Duration,
     listener: OnceLock<SocketAddr>,
     degraded: Mutex<Option<NodeDegradation>>,
+    /// The round-trip times of the peers that responded to their last probe.
+    round_trips: Mutex<HashMap<NodeId, RoundTrip>>,
     /// Created on first use, because a cluster with one daemon does not need it.
     identity: OnceCell<PeerIdentity>,
+}
+
+/// How long a peer takes to respond to a probe.
+#[derive(Debug, Clone, Copy)]
+struct RoundTrip {
+    time: Duration,
+    measured: Instant,
+}
+
+impl RoundTrip {
+    /// Returns the round-trip time after a probe that took `time`. A slower probe counts only gradually, because it may
+    /// include the establishment of a connection.
+    fn update(previous: Option<Self>, time: Duration) -> Self {
+        let time = previous.map_or(time, |previous| time.min(previous.time.mul_f64(1.25)));
+        Self { time, measured: Instant::now() }
+    }
 }
 
 /// The certificate of this daemon, as client and as server.
@@ -95,6 +115,7 @@ impl Peers {
             response_timeout,
             listener: OnceLock::new(),
             degraded: Mutex::default(),
+            round_trips: Mutex::default(),
             identity: OnceCell::new(),
         }
     }
@@ -205,8 +226,41 @@ impl Peers {
     /// Checks that the daemon of `node` responds within the timeout.
     pub async fn probe(&self, node: &NodeRow, timeout: Duration) -> Result<(), PeerError> {
         let request = self.request(node, Method::GET, "/livez").await?;
-        let probed = tokio::time::timeout(timeout, request.send()).await.map_err(|_| PeerError::TimedOut)?;
-        probed.map(|_| ()).map_err(PeerError::Failed)
+        let started = Instant::now();
+        let probed = tokio::time::timeout(timeout, request.send()).await;
+        let probed = probed.map_err(|_| PeerError::TimedOut).and_then(|sent| sent.map_err(PeerError::Failed));
+        let mut round_trips = self.round_trips.lock();
+        let previous = round_trips.remove(&node.identity.id);
+        if probed.is_ok() {
+            round_trips.insert(node.identity.id, RoundTrip::update(previous, started.elapsed()));
+        }
+        probed.map(drop)
+    }
+
+    /// Sorts nodes of other daemons by their distance: the nearest first, degraded and unreachable ones last. Probes those that
+    /// were not probed lately.
+    pub(crate) async fn sort_by_distance(&self, nodes: &mut [NodeRow]) {
+        if nodes.len() < 2 {
+            return;
+        }
+        futures_util::future::join_all(nodes.iter().map(|node| async {
+            let known = self.round_trips.lock().get(&node.identity.id).copied();
+            if known.is_some_and(|known| known.measured.elapsed() < ROUND_TRIP_TTL) {
+                return;
+            }
+            // The first one establishes the connection.
+            for _ in 0..2 {
+                if let Err(error) = self.probe(node, CONNECT_TIMEOUT).await {
+                    tracing::debug!(node = node.identity.name, %error, "failed to probe peer");
+                    return;
+                }
+            }
+        }))
+        .await;
+        let round_trips = self.round_trips.lock();
+        let time =
+            |node: &NodeRow| round_trips.get(&node.identity.id).map_or(Duration::MAX, |known| known.time);
+        nodes.sort_by_cached_key(|node| (node.report.degraded.is_some(), time(node)));
     }
 }
 

@@ -45,6 +45,11 @@ fn row(id: NodeId, address: SocketAddr) -> NodeRow {
 
 /// Responds to every request on a free port and returns its address.
 async fn serve(peers: &Peers) -> SocketAddr {
+    serve_after(peers, Duration::ZERO).await
+}
+
+/// Like [`serve`], after a delay.
+async fn serve_after(peers: &Peers, delay: Duration) -> SocketAddr {
     let acceptor = TlsAcceptor::from(peers.server_config().await.unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -54,6 +59,7 @@ async fn serve(peers: &Peers) -> SocketAddr {
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
             let mut buffer = [0; 4096];
             if stream.read(&mut buffer).await.is_ok() {
+                tokio::time::sleep(delay).await;
                 let _ = stream
                     .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                     .await;
@@ -94,4 +100,31 @@ async fn peer_that_does_not_respond_times_out() {
     let node = row(NodeId::new(), silent.local_addr().unwrap());
     let request = client.request(&node, Method::GET, "/").await.unwrap();
     assert!(matches!(client.send(&node, request).await, Err(PeerError::TimedOut)));
+}
+
+#[tokio::test]
+async fn nodes_are_sorted_by_their_round_trip_times() {
+    let (_directory, store) = store().await;
+    let client = peers(&store, SEED, NodeId::new());
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let (slow, fast, degraded, unreachable) = (NodeId::new(), NodeId::new(), NodeId::new(), NodeId::new());
+    let slow_address = serve_after(&peers(&store, SEED, slow), Duration::from_millis(500)).await;
+    let fast_address = serve(&peers(&store, SEED, fast)).await;
+    let degraded_address = serve(&peers(&store, SEED, degraded)).await;
+    let mut rows = vec![
+        row(degraded, degraded_address),
+        row(unreachable, closed),
+        row(slow, slow_address),
+        row(fast, fast_address),
+    ];
+    rows[0].report.degraded = Some(NodeDegradation { reason: String::new(), since: 0.0 });
+    client.sort_by_distance(&mut rows).await;
+    let order: Vec<NodeId> = rows.iter().map(|row| row.identity.id).collect();
+    assert_eq!(order, [fast, slow, unreachable, degraded]);
+
+    // A probe that took longer counts only gradually, a faster one immediately.
+    let first = RoundTrip::update(None, Duration::from_millis(100));
+    let slower = RoundTrip::update(Some(first), Duration::from_secs(9));
+    assert_eq!(slower.time, Duration::from_millis(125));
+    assert_eq!(RoundTrip::update(Some(slower), Duration::from_millis(1)).time, Duration::from_millis(1));
 }

@@ -1,21 +1,32 @@
 //! Replicates blobs that have too few copies. Each node decides for itself: all nodes rank the nodes of a blob in the
-//! same order, and the first ones without a copy fetch it.
+//! same order, and the first ones without a copy fetch it. Each node also removes its own surplus copies.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use aws_lc_rs::digest;
 use muster_types::Result;
 use muster_types::blob::CopyState;
-use muster_types::ids::{BlobId, NodeId};
+use muster_types::event::{Event, EventType};
+use muster_types::ids::{BlobId, InstanceId, NodeId};
 use muster_types::node::{NodeApi, NodeState};
+use muster_types::storage::StoredFileKind;
+use muster_types::time::now;
 
 use crate::app::App;
+use crate::objects::agent_operation::input_blob;
+use crate::objects::blob;
 use crate::objects::blob_copy::{copy, live_nodes};
-use muster_store::blob_locations;
+use muster_store::instances::{self, InstanceRow};
 use muster_store::nodes::{self, NodeRow};
+use muster_store::{StoreError, Tx, agent_operations, blob_locations, blobs, transaction};
 
 /// The maximum number of blobs checked in one pass.
 const BATCH: i64 = 500;
+/// The maximum number of surplus copies that a node removes in one pass.
+const MAX_TRIMS: usize = 10;
+/// The age in seconds up to which a copy is not removed: it may have been made for something that has not used it yet.
+const MIN_TRIM_AGE: f64 = 600.0;
 
 /// Returns the number of copies that a blob should have: `BLOB_REPLICATION_FACTOR`, but at most one for each live node.
 pub(super) async fn target_copies(app: &App) -> Result<usize> {
@@ -62,6 +73,88 @@ pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Removes copies of this node that other nodes have in sufficient number.
+///
+/// Copies stay that the instances of this node use, that have a conversion, because VMs were created from them lately, and
+/// that were written or verified within [`MIN_TRIM_AGE`].
+pub(super) async fn trim(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
+    let node_id = node.identity().id;
+    let target = target_copies(app).await?;
+    let wanted = i64::try_from(target).expect("a cluster has few nodes");
+    let before = now() - MIN_TRIM_AGE;
+    let surplus = blob_locations::over_replicated(&*app.store, node_id, wanted, before, BATCH).await?;
+    if surplus.is_empty() {
+        return Ok(());
+    }
+    let files: HashSet<_> = node.storage().list_files().await?.iter().map(|file| file.kind).collect();
+    let mut trimmed = 0;
+    for id in surplus.into_iter().filter(|id| !files.contains(&StoredFileKind::Conversion(*id))) {
+        if trimmed >= MAX_TRIMS {
+            break;
+        }
+        // Another task uses the copy.
+        let Some(_in_progress) = app.blobs_in_progress.begin(node_id, id) else { continue };
+        // Not complete: it is neither served nor counted, and the next pass adopts it if this one is interrupted.
+        let others = transaction!(app.store, |tx| {
+            // Nodes decide about the copies of a blob one after the other, and not while an instance is created from it.
+            if !blobs::lock(tx, id).await? || blobs_in_use(tx, node_id).await?.contains(&id) {
+                return Ok(None);
+            }
+            let others = verified_elsewhere(app, tx, node_id, id).await?;
+            if others < target.max(1) {
+                return Ok(None);
+            }
+            blob_locations::set(tx, id, node_id, CopyState::Copying).await?;
+            Ok(Some(others))
+        })?;
+        let Some(others) = others else { continue };
+        node.storage().remove(id).await?;
+        transaction!(app.store, |tx| { Ok(blob_locations::remove(tx, id, node_id).await?) })?;
+        trimmed += 1;
+        let event = Event::new(EventType::Status, blob::object(id), "surplus copy removed from a node")
+            .with("node", node.identity().name.clone())
+            .with("verified_copies", others);
+        app.events.record(event);
+    }
+    Ok(())
+}
+
+/// Returns the number of other nodes that are up and reach their peers, and whose copy of a blob was verified lately.
+async fn verified_elsewhere(app: &App, tx: &mut Tx, node: NodeId, id: BlobId) -> Result<usize, StoreError> {
+    #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
+    let max_age = 2.0 * app.settings.checksum_verification_frequency as f64;
+    let nodes = nodes::list(&mut *tx).await?;
+    let is_up = |id: NodeId| {
+        nodes.iter().any(|row| {
+            row.identity.id == id && row.state == NodeState::Created && row.report.degraded.is_none()
+        })
+    };
+    let copies = blob_locations::of_blob(&mut *tx, id).await?;
+    let verified = copies.iter().filter(|copy| copy.node != node && copy.state == CopyState::Complete);
+    Ok(verified.filter(|copy| now() - copy.verified <= max_age && is_up(copy.node)).count())
+}
+
+/// Returns the blobs that the instances of a node were created from, with those that they depend on, and those that pending
+/// agent operations copy into guests.
+async fn blobs_in_use(tx: &mut Tx, node: NodeId) -> Result<HashSet<BlobId>, StoreError> {
+    let rows = instances::of_node(&mut *tx, node).await?;
+    let images = |row: &InstanceRow| {
+        let disks = row.spec.disks.iter().filter_map(|disk| disk.blob_uuid);
+        disks.chain(row.spec.nvram_template).collect::<Vec<_>>()
+    };
+    let mut next: Vec<BlobId> = rows.iter().flat_map(images).collect();
+    let mut in_use: HashSet<BlobId> = next.iter().copied().collect();
+    while !next.is_empty() {
+        let found = blobs::by_ids(&mut *tx, &next).await?;
+        next = found.values().filter_map(|row| row.depends_on).filter(|id| in_use.insert(*id)).collect();
+    }
+    let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
+    for operation in agent_operations::unfinished(&mut *tx, &ids).await? {
+        in_use.extend(input_blob(&operation.commands));
+    }
+    Ok(in_use)
 }
 
 /// Returns the sort key of a node for a blob, the same on every node.

@@ -57,8 +57,7 @@ pub async fn run(app: Arc<App>) {
     let interval = Duration::from_secs_f64(app.settings.node_checkin_interval);
     let event_interval = Duration::from_secs(app.settings.usage_event_frequency);
     let mut last_event = Instant::now();
-    // The first report, at the start, may lack what takes a moment, such as the fencing lease.
-    let mut check_ins = CHECK_INS_PER_REPORT - 1;
+    let mut check_ins = 0;
     let mut was_degraded = false;
     loop {
         tokio::time::sleep(interval).await;
@@ -157,7 +156,7 @@ fn observe_clock(app: &App, queried: (f64, f64), time: f64) {
 }
 
 /// Writes the reports of the nodes of this daemon.
-async fn report(app: &App, with_event: bool) -> Result<()> {
+pub(super) async fn report(app: &App, with_event: bool) -> Result<()> {
     let mut reports: Vec<(Member, NodeReport)> = Vec::with_capacity(app.nodes.len());
     for member in app.store.membership.members() {
         let node = local_node(app, Some(member.node))?;

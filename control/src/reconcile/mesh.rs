@@ -1,6 +1,9 @@
 //! Probes some of the other nodes, to find out whether this daemon reaches its peers. A node that reaches the database but
-//! not its peers is degraded: it gets no new instances, because their networks would be cut off from the others.
+//! not its peers is degraded: it gets no new instances, because their networks would be cut off from the others, and it
+//! hands the role of the network node over. See docs/decisions/0056.
 
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,8 +14,12 @@ use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
 use muster_types::node::NodeState;
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::settings::Settings;
+use tokio::net::TcpSocket;
 use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval_at};
 
+use super::checkin;
 use crate::app::App;
 
 /// The number of peers that a daemon probes.
@@ -20,19 +27,29 @@ const MAX_PROBED: usize = 3;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time after which the peers are read again although they were reached.
 const PEERS_TTL: Duration = Duration::from_secs(60);
-/// The number of consecutive passes without any reachable peer after which the nodes of this daemon are degraded. A peer that
-/// dies is probed less often before its check-ins are too old.
-const DEGRADED_AFTER: u32 = 5;
+/// The maximum interval of passes. Another network node must be able to take over within 25 seconds of a partition.
+const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3);
+/// The number of consecutive passes without any reachable peer after which the nodes of this daemon are degraded.
+const DEGRADED_AFTER: u32 = 4;
+/// The number of these passes after which a peer must check in to count as alive.
+const PEERS_ALIVE_AFTER: u32 = 2;
 /// The age of a peer's last check-in, in check-in intervals, up to which it must be reachable.
 const MAX_CHECKIN_AGE: f64 = 2.0;
 
+/// Returns the time between the starts of two passes.
+pub(super) fn probe_interval(settings: &Settings) -> Duration {
+    Duration::from_secs_f64(settings.node_checkin_interval).min(MAX_PROBE_INTERVAL)
+}
+
 /// Probes periodically until `stop` is set.
 pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
-    let interval = Duration::from_secs_f64(app.settings.node_checkin_interval);
+    let period = probe_interval(&app.settings);
+    let mut interval = interval_at(tokio::time::Instant::now() + period, period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut probes = MeshProbes::default();
     while !*stop.borrow() {
         tokio::select! {
-            () = tokio::time::sleep(interval) => {}
+            _ = interval.tick() => {}
             _ = stop.changed() => continue,
         }
         // A daemon without a port for other daemons is the only one of its cluster.
@@ -50,6 +67,9 @@ pub struct MeshProbes {
     failed_passes: u32,
     /// Peers that the last pass reached, and when they were read from the database.
     reached: Option<(Instant, Vec<NodeRow>)>,
+    /// The time of the last check-in of any node at the pass [`PEERS_ALIVE_AFTER`]. A peer that has died does not check in
+    /// later.
+    last_checkin: f64,
 }
 
 impl MeshProbes {
@@ -58,7 +78,7 @@ impl MeshProbes {
         let cached = self.reached.take().filter(|(read_at, _)| read_at.elapsed() < PEERS_TTL);
         let mut unreached = Vec::new();
         if let Some((read_at, peers)) = cached {
-            if probe(app, &peers).await {
+            if reaches_any(app, &peers).await {
                 self.reached = Some((read_at, peers));
                 return Ok(());
             }
@@ -67,33 +87,78 @@ impl MeshProbes {
         let read_at = Instant::now();
         let own: Vec<NodeId> = app.nodes.iter().map(|node| node.identity().id).collect();
         let max_age = MAX_CHECKIN_AGE * app.settings.node_checkin_interval;
-        let probed = peers_to_probe(&own, nodes::list(&*app.store).await?, max_age);
+        let rows = nodes::list(&*app.store).await?;
+        let last_checkin = rows.iter().map(|row| row.lastseen).fold(0.0, f64::max);
+        let probed = peers_to_probe(&own, rows, max_age);
         let is_new = |peer: &NodeRow| !unreached.contains(&peer.identity.id);
-        if probed.is_empty() || (probed.iter().any(is_new) && probe(app, &probed).await) {
+        if probed.is_empty() || (probed.iter().any(is_new) && reaches_any(app, &probed).await) {
             self.failed_passes = 0;
             self.reached = Some((read_at, probed.clone())).filter(|(_, peers)| !peers.is_empty());
         } else {
             self.failed_passes = self.failed_passes.saturating_add(1);
+            if self.failed_passes <= PEERS_ALIVE_AFTER {
+                self.last_checkin = last_checkin;
+            }
         }
-        let is_degraded = self.failed_passes >= DEGRADED_AFTER;
+        let is_alive = |peer: &NodeRow| peer.lastseen > self.last_checkin;
+        let is_degraded = self.failed_passes >= DEGRADED_AFTER && probed.iter().any(is_alive);
         let names: Vec<&str> = probed.iter().map(|peer| peer.identity.name.as_str()).collect();
         let reason = is_degraded.then(|| {
-            format!("it reaches the database but none of the nodes {}: check its network", names.join(", "))
+            format!(
+                "it reaches the database but none of the nodes {}: check its network, NODE_PORT and the mesh addresses",
+                names.join(", ")
+            )
         });
         if app.peers.set_degraded(reason.clone()) {
+            // Another network node takes over as soon as it is known.
+            let reported = checkin::report(app, false).await;
             record_change(app, &own, reason).await?;
+            reported?;
         }
         Ok(())
     }
 }
 
 /// Returns whether one of some peers is reached.
-async fn probe(app: &App, peers: &[NodeRow]) -> bool {
+async fn reaches_any(app: &App, peers: &[NodeRow]) -> bool {
     let probes = peers.iter().map(|peer| async move {
-        let probed = app.peers.probe(peer, PROBE_TIMEOUT).await;
-        probed.inspect_err(|error| tracing::debug!(node = peer.identity.name, %error, "failed to probe peer"))
+        let probed = probe(app, peer).await;
+        probed.inspect_err(|error| tracing::debug!(node = peer.identity.name, error, "failed to probe peer"))
     });
     futures_util::future::join_all(probes).await.iter().any(std::result::Result::is_ok)
+}
+
+/// Checks that the daemon of a peer responds, and that the mesh between the hosts works.
+async fn probe(app: &App, peer: &NodeRow) -> Result<(), String> {
+    let daemon = async {
+        let responded = app.peers.probe(peer, PROBE_TIMEOUT).await;
+        responded.map_err(|error| error.to_string())
+    };
+    let mesh = async {
+        let Some(address) = peer.report.node_address.filter(|_| !peer.identity.simulated) else {
+            return Ok(());
+        };
+        // Simulated nodes have no address on the mesh.
+        let source = app.nodes.first().map(|node| node.identity()).filter(|identity| !identity.simulated);
+        let address = SocketAddrV4::new(peer.identity.ip, address.port());
+        let probed = probe_mesh(source.map(|identity| identity.ip), address).await;
+        probed.map_err(|error| format!("mesh address {address}: {error}"))
+    };
+    tokio::try_join!(daemon, mesh).map(|_| ())
+}
+
+/// Checks that packets from the address `source` of this host reach `address`, and that the replies arrive. The API of the
+/// peer may have another address, so that a refused connection is a reply, too.
+async fn probe_mesh(source: Option<Ipv4Addr>, address: SocketAddrV4) -> io::Result<()> {
+    let socket = TcpSocket::new_v4()?;
+    if let Some(source) = source {
+        socket.bind((source, 0).into())?;
+    }
+    match tokio::time::timeout(PROBE_TIMEOUT, socket.connect(address.into())).await {
+        Ok(Err(error)) if error.kind() != ErrorKind::ConnectionRefused => Err(error),
+        Ok(_) => Ok(()),
+        Err(_) => Err(ErrorKind::TimedOut.into()),
+    }
 }
 
 /// Returns the peers to probe: the next ones by id that have checked in as recently as this daemon. Each daemon is
@@ -133,4 +198,37 @@ async fn record_change(app: &App, own: &[NodeId], reason: Option<String>) -> Res
         None => tracing::info!("this node reaches its peers again"),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::reconcile::network_role;
+
+    #[test]
+    fn partition_is_noticed_in_time_for_another_network_node_to_take_over() {
+        let settings = Settings::defaults();
+        let noticed = probe_interval(&settings) * DEGRADED_AFTER + PROBE_TIMEOUT;
+        // The owner reads its row when it renews its lease, and waits for its successor.
+        let handed_over = network_role::renew_interval(&settings) + network_role::HANDOVER_TIMEOUT;
+        let promised = Duration::from_secs(25);
+        assert!(noticed + handed_over + Duration::from_secs(2) <= promised, "{noticed:?} + {handed_over:?}");
+    }
+
+    #[tokio::test]
+    async fn refused_connection_proves_that_the_mesh_works() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let source = Some(Ipv4Addr::new(127, 0, 0, 7));
+        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        probe_mesh(source, address).await.unwrap();
+        drop(listener);
+        probe_mesh(source, address).await.unwrap();
+        // No host has this address, and packets to it are not sent.
+        probe_mesh(None, SocketAddrV4::new(Ipv4Addr::BROADCAST, port)).await.unwrap_err();
+        // This host does not have the address.
+        probe_mesh(Some(Ipv4Addr::new(192, 0, 2, 1)), address).await.unwrap_err();
+    }
 }

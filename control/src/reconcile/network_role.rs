@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use muster_store::leases::{self, Lease, LeaseOwner, NETWORK_NODE_LEASE};
 use muster_store::nodes::{self, NetworkCandidate};
+use muster_store::{cluster_values, networks, transaction};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
 use muster_types::node::{NodeApi, NodeState, RouterGate};
@@ -27,8 +28,10 @@ const HANDOVER_LEASE: &str = "network node handover";
 const SUCCESSOR_LEASE: &str = "network node successor";
 /// The duration of these two leases, in seconds.
 const HANDOVER_SECONDS: f64 = 5.0;
+/// The cluster value with the name of the last active network node.
+const LAST_OWNER: &str = "NETWORK_NODE_LAST_OWNER";
 /// The maximum time that an owner waits for a successor before it releases its lease.
-const HANDOVER_TIMEOUT: Duration = Duration::from_millis(2500);
+pub(super) const HANDOVER_TIMEOUT: Duration = Duration::from_millis(2500);
 /// The interval of reads of the database during a handover.
 const HANDOVER_POLL: Duration = Duration::from_millis(25);
 /// The duration of the lease of the only candidate, in seconds.
@@ -152,6 +155,8 @@ struct Competitor {
     node: Arc<dyn NodeApi>,
     owner: LeaseOwner,
     owned: Option<Ownership>,
+    /// Whether the networks have an event of the last acquisition.
+    is_announced: bool,
     /// Whether the gate was closed since the node does not own the lease.
     is_closed: bool,
     candidates: Option<CachedCandidates>,
@@ -172,6 +177,7 @@ impl Competitor {
             node,
             owner,
             owned: None,
+            is_announced: false,
             is_closed: false,
             candidates: None,
             is_handover: false,
@@ -238,7 +244,7 @@ impl Competitor {
         self.is_handover = false;
         let is_sole = view.candidates.len() == 1;
         let owns_lease = view.lease(NETWORK_NODE_LEASE).is_some_and(|lease| lease.owner == self.owner.id);
-        if is_sole && owns_lease && self.owned == Some(Ownership::Sole) {
+        if is_sole && owns_lease && self.owned == Some(Ownership::Sole) && self.is_announced {
             // The lease does not expire, so it is not renewed.
             if let Err(error) = self.node.set_router_gate(RouterGate::Open).await {
                 tracing::debug!(%error, "failed to open the gate of the routers");
@@ -321,10 +327,15 @@ impl Competitor {
         if self.owned.replace(ownership).is_none() {
             self.retry_at = None;
             self.vacant_since = None;
+            self.is_announced = false;
             tracing::info!(node = %self.owner.node, "this node is the active network node");
             self.record(app, "node became the active network node", None);
             app.networks.notify_changed();
             leases::release(&app.store, SUCCESSOR_LEASE, &self.owner).await?;
+        }
+        if !self.is_announced {
+            within(times, announce_move(app, &self.owner.node)).await?;
+            self.is_announced = true;
         }
         Ok(times.length / 4)
     }
@@ -388,6 +399,22 @@ impl Competitor {
             None => event,
         });
     }
+}
+
+/// Records on every network that its gateway has moved to `node`, unless that was the last active network node.
+async fn announce_move(app: &App, node: &str) -> Result<()> {
+    let last = cluster_values::get(&*app.store, LAST_OWNER).await?;
+    if last.as_deref() == Some(node) {
+        return Ok(());
+    }
+    if let Some(last) = last {
+        for network in networks::wanted(&*app.store).await? {
+            let object = ObjectRef::new(ObjectType::Network, network.id);
+            let event = Event::new(EventType::Status, object, "gateway moved to another node");
+            app.events.record(event.with("from", last.clone()).with("to", node));
+        }
+    }
+    transaction!(app.store, |tx| { Ok(cluster_values::set(tx, LAST_OWNER, node).await?) })
 }
 
 /// Returns whether the clock of this host allows leases. The only able candidate has the role in any case, because nothing

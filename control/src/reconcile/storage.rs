@@ -1,12 +1,12 @@
-//! Reconciles the files of this daemon's nodes with the database: removes unwanted files, verifies checksums, and
-//! replicates blobs that have too few copies.
+//! Reconciles the files of this daemon's nodes with the database: removes unwanted files, verifies checksums, replicates
+//! blobs that have too few copies, and removes surplus copies.
 //!
 //! A row is written before its file and removed after it, so every file has a row. A file without a row may belong to
 //! another database and is ignored. See docs/decisions/0015.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_types::Result;
 use muster_types::blob::{BlobState, CopyState};
@@ -34,6 +34,8 @@ const MIN_RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
 const MAX_VERIFICATIONS: usize = 10;
 /// The maximum number of copies of a node from which a pass chooses those to verify.
 const MAX_UNVERIFIED: i64 = 500;
+/// How often surplus copies are removed.
+const TRIM_INTERVAL: Duration = Duration::from_secs(300);
 /// The maximum number of nodes per pass.
 const NODES_PER_PASS: usize = 16;
 /// The maximum number of files removed from a node in one pass.
@@ -52,6 +54,8 @@ struct StorageState {
     reported: HashSet<StoredFileKind>,
     /// The task that verifies and replicates blobs.
     background: Option<JoinHandle<()>>,
+    /// When surplus copies were last removed.
+    trimmed: Option<Instant>,
 }
 
 /// Reconciles storage until `stop` is set.
@@ -89,6 +93,7 @@ pub async fn run_once(app: &Arc<App>) -> Result<()> {
     for node in &app.nodes {
         reconcile_node(app, node, &mut StorageState::default()).await?;
         verify_and_replicate(app, node).await?;
+        blob_copies::trim(app, node).await?;
     }
     Ok(())
 }
@@ -99,9 +104,16 @@ fn spawn_background(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut Storage
         return;
     }
     let (app, node) = (Arc::clone(app), Arc::clone(node));
+    // Other nodes may be starting when this one does.
+    let is_trim_due = state.trimmed.get_or_insert_with(Instant::now).elapsed() >= TRIM_INTERVAL;
+    if is_trim_due {
+        state.trimmed = Some(Instant::now());
+    }
     state.background = Some(tokio::spawn(async move {
         if let Err(error) = verify_and_replicate(&app, &node).await {
             tracing::warn!(node = node.identity().name, %error, "failed to verify or replicate blobs");
+        } else if is_trim_due && let Err(error) = blob_copies::trim(&app, &node).await {
+            tracing::warn!(node = node.identity().name, %error, "failed to remove surplus copies of blobs");
         }
     }));
 }

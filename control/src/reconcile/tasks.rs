@@ -107,7 +107,7 @@ pub static TASKS: &[Task] = &[
     Task {
         name: "mesh probes",
         runs_on: RunsOn::EveryDaemonWhileDraining,
-        interval: |settings| Duration::from_secs_f64(settings.node_checkin_interval),
+        interval: mesh::probe_interval,
         last_run: None,
         purpose: "checks whether this daemon reaches some of the other nodes",
         run: Run::Loop(|app, stop| Box::pin(mesh::run(app, stop))),

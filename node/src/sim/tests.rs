@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 use muster_types::blob::ImageFormat;
 use muster_types::ids::{BlobId, InterfaceId, UploadId};
-use muster_types::instance::MachineType;
+use muster_types::instance::{FencingPolicy, MachineType};
 use muster_types::spec::{DiskBus, VideoSpec};
 use muster_types::storage::{ByteStream, Draft};
 use muster_types::vm::{
@@ -46,6 +46,7 @@ fn plan(base: Option<BlobId>) -> VmPlan {
         ports: ConsolePorts { console: 30000, vdi: 30001, vdi_tls: Some(30002) },
         config_drive: Some(vec![ConfigDriveFile { path: "openstack/x".into(), content: vec![0; 4096] }]),
         side_channels: Vec::new(),
+        fencing: FencingPolicy::None,
     }
 }
 

@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use muster_types::ids::{BlobId, InstanceId};
+use muster_types::instance::FencingPolicy;
 use muster_types::key::Secret;
 use muster_types::node::NodeFuture;
 use muster_types::storage::Draft;
@@ -492,9 +493,22 @@ impl VmApi for SimulatedVms {
             id: *id,
             generation: vm.plan.as_ref().map(|plan| plan.generation),
             power: vm.power.clone(),
+            fencing: vm.plan.as_ref().map_or(FencingPolicy::None, |plan| plan.fencing),
+            fenced_at: None,
         });
         let found = found.collect();
         Box::pin(async { Ok(found) })
+    }
+
+    fn set_fencing(&self, id: InstanceId, fencing: FencingPolicy) -> NodeFuture<'_, ()> {
+        if let Some(plan) = self.state.lock().vms.get_mut(&id).and_then(|vm| vm.plan.as_mut()) {
+            plan.fencing = fencing;
+        }
+        Box::pin(async { Ok(()) })
+    }
+
+    fn acknowledge_fencing(&self, _: InstanceId) -> NodeFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
     }
 
     fn changes(&self) -> ChangeStream {

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use muster_types::ids::InstanceId;
+use muster_types::instance::FencingPolicy;
 use muster_types::node::HostFeature;
 use muster_types::vm::VmPower;
 use muster_types::{Error, Result};
@@ -26,10 +27,14 @@ use super::{console_log, kvm};
 use crate::change_notifier::ChangeNotifier;
 use crate::command::{Commands, Tool};
 use crate::console_connections::ConsoleConnectionLog;
+use crate::fencing::FencingLease;
 use crate::guest::GuestRegistry;
 use crate::host;
 use crate::lost_found::LostFound;
 use crate::storage::FileStorage;
+
+/// The directory in the storage directory that contains the directories of the VMs.
+const VMS_DIR: &str = "machines";
 
 /// The range of console ports.
 const CONSOLE_PORTS: std::ops::Range<u16> = 30000..50000;
@@ -87,6 +92,7 @@ pub(super) struct Hypervisor {
     log_trimmer: Mutex<Option<AbortHandle>>,
     pub(super) console_archive: ConsoleArchive,
     pub(super) lost_found: LostFound,
+    pub(super) fencing_lease: Arc<FencingLease>,
 }
 
 impl Hypervisor {
@@ -97,6 +103,7 @@ impl Hypervisor {
         node: &NodeAddress<'_>,
         guest_registry: Arc<GuestRegistry>,
         console_archive: ConsoleArchive,
+        fencing_lease: Arc<FencingLease>,
     ) -> Self {
         let qemu = commands.path(Tool::QemuSystem).map(Path::to_owned).ok_or_else(|| {
             let tool = Tool::QemuSystem;
@@ -108,7 +115,7 @@ impl Hypervisor {
             kvm.as_ref().err().map(|reason| format!("VMs are emulated, which is slow: {reason}"));
         let missing_features = [(HostFeature::Vms, missing_qemu), (HostFeature::Kvm, missing_kvm)];
         Self {
-            vms_dir: storage_dir.join("machines"),
+            vms_dir: storage_dir.join(VMS_DIR),
             storage_dir: storage_dir.to_owned(),
             storage,
             qemu,
@@ -137,6 +144,7 @@ impl Hypervisor {
             log_trimmer: Mutex::default(),
             console_archive,
             lost_found: LostFound::new(storage_dir, node.name),
+            fencing_lease,
         }
     }
 
@@ -270,6 +278,12 @@ impl Hypervisor {
         None
     }
 
+    /// Changes whether the watchdog stops a VM, and waits until the watchdog runs if it does.
+    pub(super) async fn set_fencing(&self, vm: &Vm, fencing: FencingPolicy) -> Result<()> {
+        vm.dir.set_fencing(fencing)?;
+        if fencing == FencingPolicy::Own { self.fencing_lease.ensure_watchdog().await } else { Ok(()) }
+    }
+
     /// Chooses free ports that are not in `reserved`. Blocks.
     pub(super) fn choose_ports(&self, count: usize, reserved: &[u16]) -> Result<Vec<u16>> {
         let mut used: BTreeSet<u16> = reserved.iter().copied().collect();
@@ -355,12 +369,22 @@ async fn trim_logs(hypervisor: Weak<Hypervisor>) {
     }
 }
 
-/// Kills the processes of all VMs of a node, without a daemon. Returns the VMs whose process was killed.
-pub(crate) fn kill_all(storage_dir: &Path) -> Vec<InstanceId> {
-    let vms_dir = storage_dir.join("machines");
+/// Returns the VMs of a node that are stopped when its fencing lease expires, with their directories.
+fn self_fencing(storage_dir: &Path) -> impl Iterator<Item = (InstanceId, VmDir)> {
+    let vms_dir = storage_dir.join(VMS_DIR);
+    let vms = saved_ids(&vms_dir).into_iter().map(move |id| (id, VmDir::new(vms_dir.join(id.to_string()))));
+    vms.filter(|(_, dir)| dir.fencing() == FencingPolicy::Own)
+}
+
+/// Returns whether a VM of a node is stopped when its fencing lease expires.
+pub(crate) fn has_self_fencing(storage_dir: &Path) -> bool {
+    self_fencing(storage_dir).next().is_some()
+}
+
+/// Kills the processes of all VMs of a node with self-fencing, without a daemon. Returns the VMs whose process was killed.
+pub(crate) fn fence_all(storage_dir: &Path) -> Vec<InstanceId> {
     let mut killed = Vec::new();
-    for id in saved_ids(&vms_dir) {
-        let dir = VmDir::new(vms_dir.join(id.to_string()));
+    for (id, dir) in self_fencing(storage_dir) {
         match dir.pid().map(|pid| Process::open_qemu(pid, id)) {
             Some(Ok(Some(process))) => {
                 // Before it ends, so that a daemon does not report a crash.

@@ -8,12 +8,14 @@
 //! ```
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_types::ids::InstanceId;
 use muster_types::instance::SideChannel;
 use muster_types::vm::VmPower;
 use muster_types::{Error, Result};
+use nix::sys::statvfs::statvfs;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
@@ -40,6 +42,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The delays between attempts to connect to a QEMU that does not respond: doubled each time.
 const MIN_RECONNECT_DELAY: Duration = Duration::from_millis(50);
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(30);
+
+/// The interval at which the disk space of a VM that a full disk paused is checked.
+const DISK_POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The free disk space in bytes with which such a VM is resumed.
+const MIN_RESUME_SPACE: u64 = 16 << 20;
 
 /// A VM of which the node has at least some files.
 #[derive(Debug)]
@@ -77,6 +85,8 @@ pub(super) struct RunningVm {
     guest_handle: Mutex<Option<GuestHandle>>,
     /// Unset for a VM whose QEMU opened the ports itself, as earlier releases did.
     consoles: Mutex<Option<Arc<Consoles>>>,
+    /// Whether QEMU paused the guest because a write to a disk failed. It does so only when the disk is full.
+    disk_failed: AtomicBool,
 }
 
 impl RunningVm {
@@ -90,6 +100,7 @@ impl RunningVm {
             monitor: Mutex::default(),
             guest_handle: Mutex::default(),
             consoles: Mutex::default(),
+            disk_failed: AtomicBool::new(false),
         }
     }
 
@@ -309,7 +320,7 @@ fn parse_status(status: &str) -> QemuStatus {
             "KVM failed to run an instruction of the guest: the host's virtualization is broken or nested",
         ),
         "guest-panicked" => QemuStatus::Failed("the guest's kernel panicked"),
-        // Includes I/O errors, such as on a full disk: the guest continues when it is resumed.
+        // Includes failed writes to a full disk.
         _ => QemuStatus::Power(VmPower::Paused),
     }
 }
@@ -351,6 +362,10 @@ impl Monitor {
             let event = tokio::select! {
                 () = running.process.exited() => break,
                 event = receiver.recv() => event,
+                () = tokio::time::sleep(DISK_POLL_INTERVAL), if running.disk_failed.load(Ordering::Relaxed) => {
+                    self.resume_if_disk_has_space().await;
+                    continue;
+                }
             };
             match event {
                 Some(event) => self.handle_event(event, &mut signalled).await,
@@ -417,9 +432,11 @@ impl Monitor {
         if status == "shutdown" && qmp.is_signalled() {
             return Ok(QemuStatus::Exiting);
         }
-        if status == "io-error" {
-            tracing::warn!(vm = %vm.id, "VM is paused: a disk image failed, or the node's disk is full");
+        let disk_failed = status == "io-error";
+        if disk_failed && !running.disk_failed.swap(true, Ordering::Relaxed) {
+            tracing::warn!(vm = %vm.id, "VM is paused until the node's disk has space again");
         }
+        running.disk_failed.store(disk_failed, Ordering::Relaxed);
         let status = parse_status(status);
         if let QemuStatus::Power(power) = &status
             && running.requested_exit.lock().is_none()
@@ -463,6 +480,26 @@ impl Monitor {
         if !self.running.process.exits_within(QUIT_TIMEOUT).await {
             self.running.process.kill();
         }
+    }
+
+    /// Resumes a VM that a full disk paused. QEMU repeats the failed write, and pauses it again if that fails again.
+    async fn resume_if_disk_has_space(&mut self) {
+        let path = self.vm.dir.path().to_owned();
+        let free = tokio::task::spawn_blocking(move || {
+            statvfs(&path).map(|usage| usage.blocks_available() * usage.fragment_size())
+        });
+        if !free.await.is_ok_and(|free| free.is_ok_and(|free| free >= MIN_RESUME_SPACE)) {
+            return;
+        }
+        let resumed = match self.running.qmp() {
+            Ok(qmp) => qmp.execute("cont", json!({})).await.map(drop),
+            Err(error) => Err(error),
+        };
+        match resumed {
+            Ok(()) => tracing::info!(vm = %self.vm.id, "resumed VM: the node's disk has space again"),
+            Err(error) => tracing::warn!(vm = %self.vm.id, %error, "failed to resume VM after a full disk"),
+        }
+        self.handle_status(Self::query_status(&self.vm, &self.running).await).await;
     }
 
     async fn continue_after_reset(&mut self) {

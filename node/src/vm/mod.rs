@@ -36,6 +36,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster_types::ids::InstanceId;
+use muster_types::instance::FencingPolicy;
 use muster_types::key::Secret;
 use muster_types::node::{HostFeature, NodeFuture};
 use muster_types::storage::Draft;
@@ -48,10 +49,11 @@ use serde_json::{Map, Value, json};
 
 pub(crate) use self::console_archive::ConsoleArchive;
 use self::hypervisor::{Hypervisor, blocking};
-pub(crate) use self::hypervisor::{NodeAddress, kill_all};
+pub(crate) use self::hypervisor::{NodeAddress, fence_all, has_self_fencing};
 use self::lifecycle::Vm;
 use self::vm_dir::{VmExit, file};
 use crate::command::Commands;
+use crate::fencing::FencingLease;
 use crate::guest::GuestRegistry;
 use crate::storage::FileStorage;
 
@@ -70,9 +72,17 @@ impl LocalVms {
         node: &NodeAddress<'_>,
         guest_registry: Arc<GuestRegistry>,
         console_archive: ConsoleArchive,
+        fencing_lease: Arc<FencingLease>,
     ) -> Self {
-        let hypervisor =
-            Hypervisor::new(storage_dir, storage, commands, node, guest_registry, console_archive);
+        let hypervisor = Hypervisor::new(
+            storage_dir,
+            storage,
+            commands,
+            node,
+            guest_registry,
+            console_archive,
+            fencing_lease,
+        );
         let hypervisor = Arc::new(hypervisor);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let shared = hypervisor.clone();
@@ -174,7 +184,13 @@ impl LocalVms {
 
 fn found(vm: &Arc<Vm>) -> FoundVm {
     let record = vm.running().map(|running| running.record()).or_else(|| vm.dir.record());
-    FoundVm { id: vm.id, generation: record.map(|record| record.generation), power: vm.power() }
+    FoundVm {
+        id: vm.id,
+        generation: record.map(|record| record.generation),
+        power: vm.power(),
+        fencing: vm.dir.fencing(),
+        fenced_at: vm.dir.fenced_at(),
+    }
 }
 
 impl Drop for LocalVms {
@@ -324,6 +340,17 @@ impl VmApi for LocalVms {
             let vms = self.hypervisor.all();
             Ok(vms.iter().map(found).collect())
         })
+    }
+
+    fn set_fencing(&self, id: InstanceId, fencing: FencingPolicy) -> NodeFuture<'_, ()> {
+        self.with_vm(id, move |hypervisor, vm| async move {
+            let _power = vm.power_lock.lock().await;
+            hypervisor.set_fencing(&vm, fencing).await
+        })
+    }
+
+    fn acknowledge_fencing(&self, id: InstanceId) -> NodeFuture<'_, ()> {
+        self.with_vm(id, |_, vm| async move { vm.dir.acknowledge_fencing() })
     }
 
     fn changes(&self) -> ChangeStream {

@@ -54,6 +54,7 @@ struct SpawnedVm {
 pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmPlan) -> Result<()> {
     let _permit =
         hypervisor.start_permits.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
+    hypervisor.set_fencing(vm, plan.fencing).await?;
     let (shared, own_plan, dir) = (hypervisor.clone(), plan.clone(), vm.dir.clone());
     let SpawnedVm { pid, record, stream, listeners } =
         blocking(move || spawn(&shared, &dir, &own_plan)).await?;

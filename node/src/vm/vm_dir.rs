@@ -3,6 +3,7 @@
 //! ```text
 //! <disk>.qcow2  <disk>.base  <disk>.iso  nvram.fd  config.iso     disks and firmware
 //! machine.json  pid  started  end.json  reboot                    state
+//! fencing  fenced  fenced-at                                      fencing
 //! qmp  console  sc-sf-agent  display/spice                        sockets
 //! display-password                                                secret of the daemon
 //! console.log  console.old  qemu.log                              logs
@@ -18,8 +19,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown, lc
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use muster_types::instance::{SideChannel, first_generation};
+use muster_types::instance::{FencingPolicy, SideChannel, first_generation};
 use muster_types::key::Secret;
+use muster_types::time::now;
 use muster_types::vm::{ConsolePorts, VmPower};
 use muster_types::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -33,7 +35,12 @@ const PID_FILE: &str = "pid";
 const STARTED_FILE: &str = "started";
 const EXIT_FILE: &str = "end.json";
 const REBOOT_FILE: &str = "reboot";
+/// Exists if the watchdog stops the VM when the fencing lease expires.
+const FENCING_FILE: &str = "fencing";
+/// Exists if the watchdog has stopped the last run of the VM.
 const FENCED_FILE: &str = "fenced";
+/// The Unix time when the watchdog has stopped the VM, until that was recorded.
+const FENCED_AT_FILE: &str = "fenced-at";
 const PASSWORD_FILE: &str = "display-password";
 pub(super) const LOG_FILE: &str = "qemu.log";
 
@@ -267,9 +274,32 @@ impl VmDir {
         self.remove(EXIT_FILE)
     }
 
+    pub(super) fn set_fencing(&self, fencing: FencingPolicy) -> Result<()> {
+        match fencing {
+            FencingPolicy::None => self.remove(FENCING_FILE),
+            FencingPolicy::Own => {
+                File::create(self.file(FENCING_FILE)).map(drop).map_err(io_error("failed to create VM file"))
+            }
+        }
+    }
+
+    pub(super) fn fencing(&self) -> FencingPolicy {
+        if self.file(FENCING_FILE).exists() { FencingPolicy::Own } else { FencingPolicy::None }
+    }
+
     /// Records that the process is killed because the fencing lease expired.
     pub(super) fn mark_fenced(&self) -> Result<()> {
-        File::create(self.file(FENCED_FILE)).map(drop).map_err(io_error("failed to create VM file"))
+        File::create(self.file(FENCED_FILE)).map(drop).map_err(io_error("failed to create VM file"))?;
+        self.save(FENCED_AT_FILE, &now())
+    }
+
+    /// Returns when the watchdog has stopped the VM, if that was not acknowledged.
+    pub(super) fn fenced_at(&self) -> Option<f64> {
+        self.load(FENCED_AT_FILE)
+    }
+
+    pub(super) fn acknowledge_fencing(&self) -> Result<()> {
+        self.remove(FENCED_AT_FILE)
     }
 
     pub(super) fn is_fenced(&self) -> bool {
@@ -398,12 +428,21 @@ mod tests {
         assert_eq!(dir.power("another"), VmPower::Lost);
         dir.mark_fenced().unwrap();
         assert_eq!(dir.power("now"), VmPower::Lost);
+        assert!(dir.fenced_at().is_some());
         dir.save_exit(&VmExit::off("enough")).unwrap();
         assert_eq!(dir.power("another"), VmPower::Off { reason: "enough".into() });
         dir.request_reboot().unwrap();
         assert!(dir.is_reboot_requested());
         dir.begin_run(&record("now")).unwrap();
-        assert!(!dir.is_reboot_requested() && dir.exit().is_none() && !dir.was_started());
+        assert!(!dir.is_reboot_requested() && dir.exit().is_none() && !dir.was_started() && !dir.is_fenced());
+        assert!(dir.fenced_at().is_some(), "a restart does not acknowledge it");
+        dir.acknowledge_fencing().unwrap();
+        assert_eq!(dir.fenced_at(), None);
+        assert_eq!(dir.fencing(), FencingPolicy::None);
+        for fencing in [FencingPolicy::Own, FencingPolicy::Own, FencingPolicy::None, FencingPolicy::None] {
+            dir.set_fencing(fencing).unwrap();
+            assert_eq!(dir.fencing(), fencing);
+        }
         dir.remove_all().unwrap();
         dir.remove_all().unwrap();
         assert!(!dir.path().exists());

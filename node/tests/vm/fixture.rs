@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_node::LocalNode;
 use muster_testing::skipped;
 use muster_types::ids::{BlobId, InstanceId, NodeId};
-use muster_types::instance::{MachineType, SideChannel};
+use muster_types::instance::{FencingPolicy, MachineType, SideChannel};
 use muster_types::node::{HostFeature, NodeApi};
 use muster_types::settings::Settings;
 use muster_types::spec::{DiskBus, Vdi, VideoSpec};
@@ -176,6 +176,7 @@ pub(crate) async fn plan(vms: &dyn VmApi, image: BlobId, used_ports: &[u16], nam
         ports: ConsolePorts { console: ports[0], vdi: ports[1], vdi_tls: Some(ports[2]) },
         config_drive: Some(vec![file("openstack/latest/meta_data.json", meta_data)]),
         side_channels: vec![SideChannel::Agent],
+        fencing: FencingPolicy::None,
     }
 }
 

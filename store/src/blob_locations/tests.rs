@@ -2,8 +2,10 @@ use std::sync::Arc;
 
 use muster_types::blob::{BlobState, CopyState};
 use muster_types::ids::NodeId;
+use muster_types::node::{NodeIdentity, NodeState};
 use muster_types::time::now;
 
+use crate::nodes::tests::identity;
 use crate::testing::{create_blob, new_blob, on_both_engines};
 use crate::*;
 
@@ -16,9 +18,20 @@ on_both_engines! {
         transaction!(store, |tx| { Ok(blob_locations::set(tx, a.id, second, CopyState::Complete).await?) }).unwrap();
         assert_eq!(blob_locations::under_replicated(&*store, 2, 10).await.unwrap(), [b.id]);
         assert_eq!(blob_locations::of_blobs(&*store, &[a.id, b.id]).await.unwrap()[&a.id].len(), 2);
+        let surplus = async |wanted, seconds: f64| {
+            blob_locations::over_replicated(&*store, first, wanted, now() + seconds, 10).await.unwrap()
+        };
+        assert!(surplus(1, 1.0).await.is_empty(), "the nodes are not active");
+        for (id, name) in [(first, "one"), (second, "two")] {
+            let identity = NodeIdentity { id, ..identity(name) };
+            transaction!(store, |tx| { Ok(nodes::insert(tx, &identity).await?) }).unwrap();
+        }
+        assert_eq!(surplus(1, 1.0).await, [a.id]);
+        assert!(surplus(2, 1.0).await.is_empty());
+        assert!(surplus(1, -10.0).await.is_empty(), "it was verified lately");
         let own = blob_locations::of_node(&*store, first).await.unwrap();
         assert_eq!(own.copies[&b.id], (CopyState::Complete, BlobState::Created));
-        assert_eq!((own.state, own.uploads.len()), (None, 0));
+        assert_eq!((own.state, own.uploads.len()), (Some(NodeState::Created), 0));
         let (past, future) = (now() - 10.0, now() + 10.0);
         let due = |complete, damaged| blob_locations::unverified(&*store, first, complete, damaged, 10);
         assert_eq!(due(future, past).await.unwrap().len(), 2);

@@ -11,7 +11,7 @@ on_both_engines! {
         let (own, other) = (NodeId::new(), NodeId::new());
         let empty = changes::read(&*store, &[own], now()).await.unwrap();
         assert_eq!(empty.next_operation, None);
-        assert_eq!(empty.leases, []);
+        assert!(empty.leases.is_empty());
         assert!((empty.time - now()).abs() < 60.0 && empty.queried.0 <= empty.queried.1);
         let mut bound = operation("alpha", vec![]);
         bound.node = Some(other);

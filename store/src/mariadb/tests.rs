@@ -1,8 +1,12 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use muster_testing::{MariaDb, skipped};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::*;
 
@@ -122,4 +126,54 @@ fn no_error_of_an_overloaded_or_full_server_is_a_bug() {
             "{code}: {error:?}"
         );
     }
+}
+
+/// Forwards connections to a server, and closes those that commit before the response while `is_active`. Returns its
+/// address.
+async fn lose_responses_to_commits(server: String, is_active: Arc<AtomicBool>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = TcpStream::connect(&server).await.unwrap();
+            let is_active = Arc::clone(&is_active);
+            tokio::spawn(async move {
+                let (mut request, mut response) = ([0; 65536], [0; 65536]);
+                loop {
+                    tokio::select! {
+                        Ok(length @ 1..) = client.read(&mut request) => {
+                            server.write_all(&request[..length]).await.unwrap();
+                            if request[..length].ends_with(b"COMMIT") && is_active.load(Ordering::Relaxed) {
+                                // The transaction is committed when the server responds.
+                                let _ = server.read(&mut response).await;
+                                return;
+                            }
+                        }
+                        Ok(length @ 1..) = server.read(&mut response) => {
+                            client.write_all(&response[..length]).await.unwrap();
+                        }
+                        else => return,
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn says_that_the_outcome_of_a_commit_without_response_is_unknown() {
+    let Some(server) = MariaDb::start() else { return skipped("mariadb-server") };
+    assert!(server.run("CREATE DATABASE muster"));
+    let direct = Store::open(&server.url("muster")).await.unwrap();
+    let is_active = Arc::<AtomicBool>::default();
+    let proxy = lose_responses_to_commits(server.address(), Arc::clone(&is_active)).await;
+    let store = Store::open(&server.url("muster").replace(&server.address(), &proxy)).await.unwrap();
+    is_active.store(true, Ordering::Relaxed);
+    let result = transaction!(store, |tx| { Ok(cluster_values::set(tx, "committed", "x").await?) });
+    let text = result.unwrap_err().to_string();
+    assert!(text.contains("it is unknown whether the change was made"), "{text}");
+    assert!(cluster_values::get(&direct, "committed").await.unwrap().is_some());
+    store.close().await;
+    direct.close().await;
 }

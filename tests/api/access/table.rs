@@ -325,6 +325,7 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
         "instance.delete",
         [401, 401, 401, 404, 404, 200, 200],
     ),
+    ("PUT", "/instances/{instance_ref}/fencing", "instance.write", [401, 401, 401, 404, 404, 200, 200]),
     ("POST", "/instances/{instance_ref}/rebootsoft", "instance.write", [401, 401, 401, 404, 404, 200, 200]),
     ("POST", "/instances/{instance_ref}/reboothard", "instance.write", [401, 401, 401, 404, 404, 200, 200]),
     ("POST", "/instances/{instance_ref}/poweron", "instance.write", [401, 401, 401, 404, 404, 200, 200]),

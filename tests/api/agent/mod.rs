@@ -151,7 +151,12 @@ async fn create_with_ready_agent(cluster: &Cluster, token: &str, name: &str) -> 
     id
 }
 
-async fn wait_for_agent_state(cluster: &Cluster, token: &str, instance: &str, state: &str) -> Value {
+pub(crate) async fn wait_for_agent_state(
+    cluster: &Cluster,
+    token: &str,
+    instance: &str,
+    state: &str,
+) -> Value {
     wait_for(&format!("the agent to be {state}"), async || {
         let record = get(cluster, token, &format!("/instances/{instance}")).await.body;
         (record["agent_state"] == state).then_some(record)

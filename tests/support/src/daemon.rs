@@ -55,6 +55,13 @@ impl DaemonSetup {
         self
     }
 
+    /// Sets an environment variable that is not a setting.
+    #[must_use]
+    pub fn variable(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
     /// Lets it listen on a given port.
     #[must_use]
     pub fn port(self, port: u16) -> Self {
@@ -288,7 +295,7 @@ impl Daemon {
             // The state follows the name, which is in parentheses.
             status.is_ok_and(|status| status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
         };
-        while !std::fs::read_dir(&tasks).unwrap().all(is_stopped) {
+        while !std::fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.all(is_stopped)) {
             wait(Duration::from_millis(5));
         }
     }

@@ -1,7 +1,9 @@
 //! Fixtures that do not depend on the daemon's crates. Everything started here ends with the test process, however that
 //! ends.
 
+mod arp;
 mod daemon;
+mod galera;
 pub mod issuer;
 mod leaks;
 mod mariadb;
@@ -9,7 +11,9 @@ mod network_namespace;
 mod process_namespace;
 pub mod web_server;
 
+pub use arp::{ArpAnswer, ArpObserver, Mac, mac_address};
 pub use daemon::{Daemon, DaemonSetup, daemon_program};
+pub use galera::Galera;
 pub use issuer::Issuer;
 pub use leaks::job_directories;
 pub use mariadb::{MariaDb, database_url, socket_url, wait};

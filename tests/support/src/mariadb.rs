@@ -23,6 +23,10 @@ pub struct MariaDb {
 
 /// Exists while the directory of a killed server is kept for its restart.
 const KEPT: &str = "kept";
+/// The time in which a server must start.
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// The redo log of the default size is most of a small database.
+const SMALL_LOG: &str = "--innodb-log-file-size=16M";
 
 /// Returns the URL of an empty database, or `None` when MariaDB is not installed.
 pub fn database_url() -> Option<String> {
@@ -58,31 +62,36 @@ impl MariaDb {
     /// When MariaDB is installed but does not start.
     #[must_use]
     pub fn start_with(arguments: &[&str]) -> Option<Self> {
-        let directory =
-            tempfile::Builder::new().prefix("muster-mariadb-").tempdir().expect("a temporary directory");
-        let data = directory.path().join("data");
-        // On its start a server removes all temporary tables in its temporary directory, so it cannot be shared.
-        std::fs::create_dir(directory.path().join("tmp")).expect("a directory");
-        let installed = Command::new("mariadb-install-db")
-            .args(["--auth-root-authentication-method=normal", "--skip-test-db", "--no-defaults"])
-            .args([user_option()?, format!("--datadir={}", data.display()), tmpdir_option(directory.path())])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .ok()?;
-        assert!(installed.success(), "mariadb-install-db failed");
-        let port = free_port();
-        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let guard = spawn_server(directory.path(), port, &arguments)?;
-        let server = Self { port, arguments, directory, guard };
+        Self::start_in(&std::env::temp_dir(), arguments)
+    }
+
+    /// Like [`start_with`](Self::start_with), with its data below a directory.
+    ///
+    /// # Panics
+    /// When MariaDB is installed but does not start.
+    #[must_use]
+    pub fn start_in(parent: &Path, arguments: &[&str]) -> Option<Self> {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let server = Self::spawn(install(parent)?, arguments, &[])?;
         server.wait_until_ready();
         Some(server)
     }
 
-    fn wait_until_ready(&self) {
+    /// Starts a server with its data in `directory`. The arguments in `once` are not used by a restart.
+    pub(crate) fn spawn(
+        directory: tempfile::TempDir,
+        arguments: Vec<String>,
+        once: &[String],
+    ) -> Option<Self> {
+        let port = free_port();
+        let guard = spawn_server(directory.path(), port, &[&arguments, once].concat())?;
+        Some(Self { port, arguments, directory, guard })
+    }
+
+    pub(crate) fn wait_until_ready(&self) {
         let started = Instant::now();
         while !self.run("SELECT 1") {
-            assert!(started.elapsed() < Duration::from_secs(60), "mariadbd did not start: {}", self.log());
+            assert!(started.elapsed() < START_TIMEOUT, "mariadbd did not start: {}", self.log());
             wait(Duration::from_millis(50));
         }
     }
@@ -92,9 +101,17 @@ impl MariaDb {
     /// # Panics
     /// When it does not run.
     pub fn kill(&mut self) {
-        std::fs::write(self.directory.path().join(KEPT), "").expect("a file");
         let pid = Pid::from_raw(self.pid().expect("a running server"));
         kill(pid, Signal::SIGKILL).expect("a running server");
+        self.keep();
+    }
+
+    /// Keeps the data of a server that ended, for [`restart`](Self::restart).
+    ///
+    /// # Panics
+    /// When its directory cannot be written.
+    pub fn keep(&mut self) {
+        std::fs::write(self.directory.path().join(KEPT), "").expect("a file");
         drop(self.guard.stdin.take());
         let _ = self.guard.wait();
     }
@@ -104,8 +121,12 @@ impl MariaDb {
     /// # Panics
     /// When it does not start.
     pub fn restart(&mut self) {
+        self.restart_with(&[]);
+    }
+
+    pub(crate) fn restart_with(&mut self, once: &[String]) {
         std::fs::remove_file(self.directory.path().join(KEPT)).expect("a killed server");
-        let guard = spawn_server(self.directory.path(), self.port, &self.arguments);
+        let guard = spawn_server(self.directory.path(), self.port, &[&self.arguments, once].concat());
         self.guard = guard.expect("a user");
         self.wait_until_ready();
     }
@@ -172,13 +193,57 @@ impl MariaDb {
         std::fs::read_to_string(self.directory.path().join("pid")).ok()?.trim().parse().ok()
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         read_tail(&self.directory.path().join("log"))
     }
+
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+/// Creates a directory for a server below `parent`, with an empty database, or returns `None` when MariaDB is not installed.
+pub(crate) fn install(parent: &Path) -> Option<tempfile::TempDir> {
+    let directory = create_directory(parent);
+    let installed = Command::new("mariadb-install-db")
+        .args(["--auth-root-authentication-method=normal", "--skip-test-db", "--no-defaults"])
+        .args([user_option()?, data_option(directory.path()), tmpdir_option(directory.path())])
+        .arg(SMALL_LOG)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .ok()?;
+    assert!(installed.success(), "mariadb-install-db failed");
+    Some(directory)
+}
+
+/// Creates a directory for the files of a server.
+pub(crate) fn create_directory(parent: &Path) -> tempfile::TempDir {
+    let directory =
+        tempfile::Builder::new().prefix("muster-mariadb-").tempdir_in(parent).expect("a temporary directory");
+    // On its start a server removes all temporary tables in its temporary directory, so it cannot be shared.
+    std::fs::create_dir(directory.path().join("tmp")).expect("a directory");
+    directory
+}
+
+/// Returns the arguments of a server, without its user.
+pub(crate) fn server_arguments(directory: &Path, port: u16) -> Vec<String> {
+    let fixed =
+        ["--no-defaults", "--innodb-buffer-pool-size=64M", "--performance-schema=OFF", "--skip-log-bin"];
+    let path = |option: &str, name: &str| format!("--{option}={}", directory.join(name).display());
+    let mut arguments: Vec<String> = fixed.iter().map(|argument| (*argument).to_owned()).collect();
+    arguments.extend([tmpdir_option(directory), data_option(directory), SMALL_LOG.into()]);
+    arguments.extend([path("socket", "s.sock"), path("pid-file", "pid"), format!("--port={port}")]);
+    arguments.extend(["--max-connections=500".into(), "--bind-address=127.0.0.1".into()]);
+    arguments
 }
 
 fn user_option() -> Option<String> {
     Some(format!("--user={}", User::from_uid(getuid()).ok()??.name))
+}
+
+fn data_option(directory: &Path) -> String {
+    format!("--datadir={}", directory.join("data").display())
 }
 
 fn tmpdir_option(directory: &Path) -> String {
@@ -190,17 +255,15 @@ fn spawn_server(directory: &Path, port: u16, arguments: &[String]) -> Option<Chi
     const GUARD: &str = "\"$@\" >>\"$LOG\" 2>&1 & server=$!; cat >/dev/null; kill $server 2>/dev/null; wait $server; \
                          [ -e \"$DIR/kept\" ] || rm -rf \"$DIR\"";
     let guard = Command::new("sh")
-        .args(["-c", GUARD, "sh", "mariadbd", "--no-defaults", "--innodb-buffer-pool-size=64M"])
-        .args(["--performance-schema=OFF", "--skip-log-bin", "--max-connections=500"])
-        .args([user_option()?, tmpdir_option(directory)])
-        .arg("--bind-address=127.0.0.1")
-        .arg(format!("--datadir={}", directory.join("data").display()))
-        .arg(format!("--socket={}", directory.join("s.sock").display()))
-        .arg(format!("--pid-file={}", directory.join("pid").display()))
-        .arg(format!("--port={port}"))
+        .args(["-c", GUARD, "sh", "mariadbd"])
+        .args(server_arguments(directory, port))
         .args(arguments)
+        // The first user counts.
+        .arg(user_option()?)
         .env("LOG", directory.join("log"))
         .env("DIR", directory)
+        // For the scripts of the server, which may run as another user.
+        .env("TMPDIR", directory.join("tmp"))
         .stdin(Stdio::piped())
         .spawn();
     Some(guard.expect("a shell"))

@@ -1,10 +1,10 @@
 //! Network namespaces for hosts and guests, inside a process namespace that ends with the test.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ pub fn enter_namespaces(test: &str, programs: &[&str]) -> bool {
     }
     let directory = tempfile::Builder::new().prefix("muster-test-").tempdir().expect("a temporary directory");
     // The shell is the init process of the namespace: it reaps orphans.
-    let output = Command::new("setpriv")
+    let mut child = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "unshare"])
         .args(UNSHARE_OPTIONS)
         .args(["sh", "-c", "ip link set lo up; \"$@\"; exit $?", "sh"])
@@ -52,13 +52,26 @@ pub fn enter_namespaces(test: &str, programs: &[&str]) -> bool {
         .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env(INSIDE_VARIABLE, "1")
         .env("TMPDIR", directory.path())
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .expect("setpriv");
+    let mut errors = child.stderr.take().expect("a pipe");
+    let errors = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = errors.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    // Long tests report their progress.
+    let mut has_passed = false;
+    for line in BufReader::new(child.stdout.take().expect("a pipe")).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        has_passed |= line.contains("1 passed");
+        println!("{line}");
+    }
+    let (status, stderr) = (child.wait().expect("a status"), errors.join().expect("no panic"));
     remove_cgroups(directory.path());
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}\n{stderr}");
-    print!("{stdout}");
+    assert!(status.success() && has_passed, "{stderr}");
     eprint!("{stderr}");
     false
 }

@@ -95,7 +95,15 @@ pub struct WebServer {
 impl WebServer {
     /// Starts a server. See [`RequestHandler`].
     pub async fn new(handler: impl FnMut(&ReceivedRequest, usize) -> Reply + Send + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        Self::at("127.0.0.1", handler).await
+    }
+
+    /// Like [`new`](Self::new), on an address of this host that other hosts reach.
+    pub async fn at(
+        address: &str,
+        handler: impl FnMut(&ReceivedRequest, usize) -> Reply + Send + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind((address, 0)).await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let requests: Arc<Mutex<Vec<ReceivedRequest>>> = Arc::default();
         let handler: Arc<Mutex<RequestHandler>> = Arc::new(Mutex::new(Box::new(handler)));

@@ -10,7 +10,7 @@ use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::ids::{BlobId, InstanceId, NodeId};
 use muster_types::instance::{
-    ConfigDriveType, DiskSpecRecord, InstanceRecord, InstanceState, MachineType, RestartPolicy, SideChannel,
+    ConfigDriveType, DiskSpecRecord, InstanceRecord, InstanceState, MachineType, SideChannel,
 };
 use muster_types::namespace::NamespaceState;
 use muster_types::network::NetworkState;
@@ -21,6 +21,7 @@ use muster_types::spec::{self, AddressSpec, Affinity, DiskBus, DiskSpec, Network
 use muster_types::{Error, Result};
 use serde_json::{Map, Value};
 
+use super::fence;
 use super::image::{self, ImageSource};
 use super::placement::{self, Allocation, Candidates, RefusedNodes};
 use super::{DISK, NVRAM_TEMPLATE, object, operation_on, to_record};
@@ -68,6 +69,7 @@ pub struct InstanceRequest {
     pub side_channels: Option<Vec<String>>,
     pub disposable: bool,
     pub restart: Option<String>,
+    pub fencing: Option<String>,
 }
 
 /// A request whose fields are valid on their own.
@@ -138,6 +140,7 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
     let namespace = request.namespace.clone().filter(|name| !name.is_empty());
     let namespace = namespace.unwrap_or_else(|| caller.namespace.clone());
     let checked = check(request)?;
+    fence::check_restart(app, &checked.spec)?;
     for (number, disk) in checked.spec.disks.iter().enumerate() {
         let base = disk.spec.base.as_deref();
         if let Some(base) = base.filter(|base| !image::is_cluster_reference(base)) {
@@ -219,12 +222,7 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
         None => vec![SideChannel::Agent, SideChannel::Agent2],
         Some(names) => side_channels(&names)?,
     };
-    let restart = match request.restart.as_deref().filter(|text| !text.is_empty()) {
-        None => RestartPolicy::Manual,
-        Some(text) => text.parse().map_err(|_| {
-            Error::Invalid(format!("restart: {text:?} is neither \"manual\" nor \"elsewhere\""))
-        })?,
-    };
+    let (restart, fencing) = fence::parse_policies(request.restart.as_deref(), request.fencing.as_deref())?;
     let machine_type = if request.secure_boot { MachineType::Q35 } else { MachineType::Pc };
     Ok(CheckedRequest {
         name,
@@ -245,6 +243,7 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
             requested_placement: None,
             disposable: request.disposable,
             restart,
+            fencing,
         },
         networks: request.networks,
         metadata,

@@ -23,7 +23,7 @@ use super::create::reference_blobs_in;
 use super::placement::{self, Allocation, Candidates};
 use super::snapshot::{NVRAM, source_url};
 use super::state::{record_state_change, release_from_node};
-use super::{agent, lost, object, operation_on, plan};
+use super::{agent, fence, lost, object, operation_on, plan};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::network::state::PRESENT;
@@ -81,13 +81,17 @@ pub async fn evacuate(
 pub(crate) async fn restart_fenced(app: &App, silent: &[(NodeRow, f64)]) -> Result<()> {
     let caller = Caller::daemon("maintainer");
     for (node, silence) in silent {
-        let is_lost = matches!(node.state, NodeState::Missing | NodeState::Error);
-        let lease = node.report.fencing_lease.filter(|_| is_lost);
-        if lease.is_none_or(|lease| *silence < lease + FENCING_MARGIN) {
+        if !matches!(node.state, NodeState::Missing | NodeState::Error)
+            || node.report.instance_fencing_lease.or(node.report.fencing_lease).is_none()
+        {
             continue;
         }
         for row in instances::of_node(&*app.store, node.identity.id).await? {
-            if row.state != InstanceState::Created || row.spec.restart != RestartPolicy::Elsewhere {
+            let lease = fence::certain_lease(&row.spec, &node.report);
+            if row.state != InstanceState::Created
+                || row.spec.restart != RestartPolicy::Elsewhere
+                || lease.is_none_or(|lease| *silence < lease + FENCING_MARGIN)
+            {
                 continue;
             }
             let restarted = async {

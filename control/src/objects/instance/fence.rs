@@ -1,3 +1,5 @@
+//! Whether the VM of an instance is fenced, and what the watchdog has done.
+//!
 //! Stops VMs that must not run on a node: their instance was placed on another node, or again under a later generation,
 //! or the node was deleted. Their files are moved to `lost+found`, because a disk is only removed by deleting its
 //! instance. See docs/decisions/0052.
@@ -5,17 +7,24 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use muster_store::instances::{self, InstanceRow};
-use muster_types::Result;
+use muster_store::instances::{self, InstanceRow, InstanceSpec};
+use muster_store::{StoreError, transaction};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NodeId};
-use muster_types::instance::InstanceState;
-use muster_types::node::{NodeApi, NodeState};
+use muster_types::instance::{FencingPolicy, InstanceState, RestartPolicy};
+use muster_types::node::{NodeApi, NodeReport, NodeState};
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::time::format_utc;
 use muster_types::vm::{FoundVm, VmPower};
+use muster_types::{Error, Result};
 
-use super::object;
+use super::{object, require_created};
 use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::audit::with_caller;
+
+/// The event of a VM that the watchdog has stopped.
+const FENCED: &str = "watchdog stopped the VM";
 
 /// The VMs and the instances of a node, without stale VMs.
 #[derive(Debug, Default)]
@@ -62,12 +71,99 @@ fn required_action(row: Option<&InstanceRow>, node: NodeId, vm: &FoundVm) -> VmA
     }
 }
 
+/// Returns what happens to the VM of an instance when its node cannot reach the database.
+pub(crate) fn policy(app: &App, spec: &InstanceSpec) -> FencingPolicy {
+    spec.fencing.unwrap_or(app.settings.fencing)
+}
+
+/// Parses the policies of a request. Absent ones have their defaults.
+pub(super) fn parse_policies(
+    restart: Option<&str>,
+    fencing: Option<&str>,
+) -> Result<(RestartPolicy, Option<FencingPolicy>)> {
+    let restart = restart.filter(|text| !text.is_empty()).map(|text| {
+        let invalid = format!("restart: {text:?} is neither \"manual\" nor \"elsewhere\"");
+        text.parse().map_err(|_| Error::Invalid(invalid))
+    });
+    let fencing = fencing.filter(|text| !text.is_empty()).map(|text| {
+        let invalid = format!("fencing: {text:?} is neither \"none\" nor \"self\"");
+        text.parse().map_err(|_| Error::Invalid(invalid))
+    });
+    Ok((restart.transpose()?.unwrap_or(RestartPolicy::Manual), fencing.transpose()?))
+}
+
+/// Replaces the policies of an instance. Call it on the daemon of the instance's node. The VM is never less fenced than the
+/// record says, because other nodes rely on the record.
+pub async fn set_policies(
+    app: &App,
+    caller: &Caller,
+    node: &Arc<dyn NodeApi>,
+    id: InstanceId,
+    restart: Option<&str>,
+    fencing: Option<&str>,
+) -> Result<()> {
+    let (restart, fencing) = parse_policies(restart, fencing)?;
+    let _lock = app.instance_locks.lock(id).await;
+    let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
+    require_created(&row)?;
+    caller.deadline.require_waiting()?;
+    let spec = InstanceSpec { restart, fencing, ..row.spec };
+    check_restart(app, &spec)?;
+    let policy = policy(app, &spec);
+    if policy == FencingPolicy::Own {
+        node.vms().set_fencing(id, policy).await?;
+    }
+    transaction!(app.store, |tx| {
+        let is_created = instances::lock(tx, id, &[InstanceState::Created]).await?;
+        let current =
+            instances::get(&mut *tx, id).await?.filter(|current| is_created && current.node == row.node);
+        let current = current.filter(|current| current.generation == row.generation);
+        let Some(current) = current else {
+            return Err(StoreError::Conflict("the instance changed".into()).into());
+        };
+        let spec = InstanceSpec { restart, fencing, ..current.spec };
+        Ok(instances::set_spec(tx, id, &spec, &current.disks).await?)
+    })?;
+    let event = Event::audit(object(id), "fencing request from REST API").with("restart", restart.as_str());
+    app.record(caller, with_caller(caller, event.with("fencing", fencing.map(FencingPolicy::as_str))));
+    if policy == FencingPolicy::None {
+        node.vms().set_fencing(id, policy).await?;
+    }
+    Ok(())
+}
+
+/// Rejects an instance that would restart elsewhere although its VM may still run.
+pub(super) fn check_restart(app: &App, spec: &InstanceSpec) -> Result<()> {
+    if spec.restart == RestartPolicy::Elsewhere && policy(app, spec) != FencingPolicy::Own {
+        return Err(Error::Invalid(
+            "restart: \"elsewhere\" requires self-fencing, without which the VM could run twice. Set fencing to \"self\", or \
+             FENCING = self on every node"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the number of seconds after the last check-in of a node when its watchdog has stopped the VM of an instance, or
+/// `None` if the VM may keep running. The daemon of the node reports a lease only after its VMs have the policies of their
+/// instances.
+pub(super) fn certain_lease(spec: &InstanceSpec, report: &NodeReport) -> Option<f64> {
+    match spec.fencing {
+        None => report.fencing_lease,
+        Some(FencingPolicy::Own) => report.instance_fencing_lease,
+        Some(FencingPolicy::None) => None,
+    }
+}
+
 /// Stops every stale VM of a node and moves its files to `lost+found`. Returns the VMs that remain. Call it before the node
 /// serves or changes networks.
 pub(crate) async fn remove_stale(app: &App, node: &Arc<dyn NodeApi>) -> Result<NodeVms> {
     // VMs first: a row is older than its VM.
     let found = node.vms().list().await?;
     let (id, name) = (node.identity().id, &node.identity().name);
+    for vm in &found {
+        record_fenced(app, node, vm).await?;
+    }
     let (rows, state) = instances::of_node_with_state(&*app.store, id).await?;
     if state == Some(NodeState::Deleted) {
         for vm in &found {
@@ -87,6 +183,10 @@ pub(crate) async fn remove_stale(app: &App, node: &Arc<dyn NodeApi>) -> Result<N
             None => instances::get(&*app.store, vm.id).await?,
         };
         if required_action(row.as_ref(), id, &vm) == VmAction::Keep || !enforce(app, node, &vm).await? {
+            let is_own = row.as_ref().filter(|row| row.node == Some(id));
+            if is_own.is_some_and(|row| policy(app, &row.spec) != vm.fencing) {
+                apply_policy(app, node, vm.id).await?;
+            }
             vms.found.push((vm, row));
         }
     }
@@ -112,6 +212,30 @@ async fn enforce(app: &App, node: &Arc<dyn NodeApi>, vm: &FoundVm) -> Result<boo
             Ok(true)
         }
     }
+}
+
+/// Gives a VM the fencing policy of its instance, which may have changed, or the setting of the cluster.
+async fn apply_policy(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<()> {
+    let _lock = app.instance_locks.lock(id).await;
+    let row = instances::get(&*app.store, id).await?;
+    match row.filter(|row| row.node == Some(node.identity().id)) {
+        Some(row) => node.vms().set_fencing(id, policy(app, &row.spec)).await,
+        None => Ok(()),
+    }
+}
+
+/// Records that the watchdog has stopped a VM, once.
+async fn record_fenced(app: &App, node: &Arc<dyn NodeApi>, vm: &FoundVm) -> Result<()> {
+    let Some(time) = vm.fenced_at else { return Ok(()) };
+    let name = &node.identity().name;
+    let event = Event::new(EventType::Health, ObjectRef::new(ObjectType::Node, node.identity().id), FENCED)
+        .with("instance_uuid", vm.id.to_string())
+        .with("node", name.clone())
+        .with("stopped_at", format_utc(time))
+        .with("reason", "the node could not check in, and its fencing lease expired");
+    let has_row = instances::get(&*app.store, vm.id).await?.is_some();
+    app.events.record(if has_row { event.with_object(object(vm.id)) } else { event });
+    node.vms().acknowledge_fencing(vm.id).await
 }
 
 /// Moves the files of a VM. The caller holds the instance lock.

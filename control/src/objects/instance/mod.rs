@@ -11,7 +11,7 @@ pub mod console;
 pub mod create;
 pub mod delete;
 pub mod evacuate;
-pub(crate) mod fence;
+pub mod fence;
 pub mod image;
 pub(crate) mod lost;
 pub(crate) mod place_again;
@@ -241,6 +241,7 @@ async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Re
                 requested_placement: row.spec.requested_placement,
                 disposable: row.spec.disposable,
                 restart: row.spec.restart,
+                fencing: row.spec.fencing,
                 interfaces: interfaces_of.remove(&row.id).unwrap_or_default(),
                 last_cluster_operation: row.last_operation,
                 agent_operations_queue: queues.remove(&row.id).unwrap_or_default(),

@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::create::decode_user_data;
+use super::fence;
 use crate::app::App;
 use crate::objects::network::plan::{domain, mtu};
 use muster_store::instances::{InstanceRow, InstanceSpec};
@@ -94,6 +95,7 @@ pub(crate) async fn build(app: &App, row: &InstanceRow, ports: ConsolePorts) -> 
         ports,
         config_drive,
         side_channels: row.spec.side_channels.clone(),
+        fencing: fence::policy(app, &row.spec),
     })
 }
 

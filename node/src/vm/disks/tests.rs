@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use muster_types::ids::InstanceId;
-use muster_types::instance::MachineType;
+use muster_types::instance::{FencingPolicy, MachineType};
 use muster_types::settings::Settings;
 use muster_types::spec::{DiskBus, VideoSpec};
 use muster_types::vm::ConsolePorts;
@@ -103,6 +103,7 @@ fn plan(disks: Vec<DiskPlan>) -> VmPlan {
         ports: ConsolePorts { console: 30000, vdi: 30001, vdi_tls: None },
         config_drive: None,
         side_channels: Vec::new(),
+        fencing: FencingPolicy::None,
     }
 }
 

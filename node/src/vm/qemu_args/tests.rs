@@ -1,6 +1,7 @@
 //! The arguments that plans result in.
 
 use muster_types::ids::{BlobId, InstanceId, InterfaceId};
+use muster_types::instance::FencingPolicy;
 use muster_types::vm::ConsolePorts;
 
 use super::*;
@@ -22,6 +23,7 @@ fn plan() -> VmPlan {
         ports: ConsolePorts { console: 31000, vdi: 31001, vdi_tls: Some(31002) },
         config_drive: None,
         side_channels: Vec::new(),
+        fencing: FencingPolicy::None,
     }
 }
 

@@ -22,15 +22,15 @@ pub struct ApiDocument {
 
 /// A request that was answered.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Exchange<'a> {
-    pub(crate) method: &'a Method,
-    pub(crate) path: &'a str,
-    pub(crate) query: &'a str,
+pub struct Exchange<'a> {
+    pub method: &'a Method,
+    pub path: &'a str,
+    pub query: &'a str,
     /// Absent if the test sent it as a stream.
-    pub(crate) request_body: Option<&'a [u8]>,
-    pub(crate) status: StatusCode,
-    pub(crate) headers: &'a HeaderMap,
-    pub(crate) body: &'a [u8],
+    pub request_body: Option<&'a [u8]>,
+    pub status: StatusCode,
+    pub headers: &'a HeaderMap,
+    pub body: &'a [u8],
 }
 
 impl ApiDocument {
@@ -48,7 +48,7 @@ impl ApiDocument {
     }
 
     /// Returns what the document does not describe about a response.
-    pub(crate) fn check_response(&self, exchange: &Exchange<'_>) -> Vec<String> {
+    pub fn check_response(&self, exchange: &Exchange<'_>) -> Vec<String> {
         let status = exchange.status.as_u16();
         // Answered for every path, without a body.
         if exchange.method == Method::OPTIONS {
@@ -78,7 +78,7 @@ impl ApiDocument {
     }
 
     /// Returns what the document does not describe about a request that succeeded.
-    pub(crate) fn check_request(&self, exchange: &Exchange<'_>) -> Vec<String> {
+    pub fn check_request(&self, exchange: &Exchange<'_>) -> Vec<String> {
         let item = self.path_item(exchange.path);
         let Some(operation) = item.and_then(|item| operation(item, exchange.method)) else {
             return Vec::new();

@@ -192,8 +192,13 @@ impl Host {
 
     /// Lists the devices, rules, processes and files of networks on this host.
     pub fn inventory(&self) -> String {
-        self.namespace.sh(INVENTORY)
+        inventory(&self.namespace)
     }
+}
+
+/// Lists the devices, rules, processes and files of networks on a host.
+pub fn inventory(host: &NetworkNamespace) -> String {
+    host.sh(INVENTORY)
 }
 
 /// Lists devices with their masters and aliases, addresses, routes, flood entries and rules, also of each router, and the

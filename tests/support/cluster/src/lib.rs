@@ -9,9 +9,11 @@ mod hosts;
 mod in_process;
 mod vms;
 
-pub use api_document::ApiDocument;
+pub use api_document::{ApiDocument, Exchange};
 pub use database::ClusterDatabase;
-pub use hosts::{Host, HostCluster, SYSTEM_KEY, VIRTUAL_IP, inventories, network_id, wait_until_same};
+pub use hosts::{
+    Host, HostCluster, SYSTEM_KEY, VIRTUAL_IP, inventories, inventory, network_id, wait_until_same,
+};
 pub use in_process::{ApiResponse, Cluster, ORIGIN, caller, seed, wait_for};
 pub use vms::{
     cgroups, enter_vm_namespaces, list_resources, publish_image, qemu_processes, single_vm_host, vm_hosts,

@@ -59,6 +59,7 @@ pub enum Certificate {
 /// A running issuer. Dropping it ends its server.
 #[derive(Debug)]
 pub struct Issuer {
+    host: String,
     port: u16,
     authority: String,
     state: Arc<State>,
@@ -91,8 +92,22 @@ impl Issuer {
     /// When that fails.
     #[must_use]
     pub fn start_with(certificate: Certificate) -> Self {
-        let (authority, config) = certified(certificate);
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        Self::start_on("localhost", certificate)
+    }
+
+    /// Like [`start`](Self::start), on an address of this host that other hosts reach.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn start_at(address: &str) -> Self {
+        Self::start_on(address, Certificate::Good)
+    }
+
+    fn start_on(host: &str, certificate: Certificate) -> Self {
+        let (authority, config) = certified(host, certificate);
+        let address = if host == "localhost" { "127.0.0.1" } else { host };
+        let listener = TcpListener::bind((address, 0)).expect("a free port");
         listener.set_nonblocking(true).expect("a socket");
         let port = listener.local_addr().expect("an address").port();
         let keys = Keys::generate(1);
@@ -115,13 +130,13 @@ impl Issuer {
                 }
             });
         });
-        Self { port, authority, state, _running: running }
+        Self { host: host.to_owned(), port, authority, state, _running: running }
     }
 
     /// Returns the `iss` of its tokens.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("https://localhost:{}", self.port)
+        format!("https://{}:{}", self.host, self.port)
     }
 
     /// Returns the URL of its keys; the response depends on the [`Mode`].
@@ -228,7 +243,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Returns a new certificate authority, and the configuration of a server with a certificate of it.
-fn certified(certificate: Certificate) -> (String, Arc<ServerConfig>) {
+fn certified(host: &str, certificate: Certificate) -> (String, Arc<ServerConfig>) {
     let mut authority = CertificateParams::default();
     authority.distinguished_name.push(DnType::CommonName, format!("authority {}", fresh()));
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -238,7 +253,7 @@ fn certified(certificate: Certificate) -> (String, Arc<ServerConfig>) {
 
     let hosts = match certificate {
         Certificate::WrongHost => vec!["elsewhere.example".to_owned()],
-        _ => vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
+        _ => vec![host.to_owned(), "127.0.0.1".to_owned()],
     };
     let mut server = CertificateParams::new(hosts).expect("names");
     server.distinguished_name.push(DnType::CommonName, "an issuer");

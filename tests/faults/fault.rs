@@ -1,0 +1,159 @@
+//! What can fail.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use muster_testing::wait;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::cluster::{Direction, FaultCluster, Link, SYSTEM_KEY};
+use crate::guests::Guests;
+use crate::referee::running_vms;
+
+/// The clock skew in seconds above which a daemon acquires no leases and creates no tokens.
+const MAX_CLOCK_SKEW: i32 = 5;
+
+/// What fails in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    KillDaemon,
+    FreezeDaemon,
+    FreezeHost,
+    FreezeVm,
+    PowerFailure,
+    CutDatabase(Direction),
+    CutMesh(Direction),
+    /// The clock of a host is wrong by some seconds.
+    SkewClock(i32),
+    FillDisk,
+    /// A database server is killed; with Galera one of three.
+    KillDatabase,
+    FreezeDatabase,
+    FillDatabase,
+}
+
+/// One of each kind.
+const FAULTS: [Fault; 19] = [
+    Fault::KillDaemon,
+    Fault::FreezeDaemon,
+    Fault::FreezeHost,
+    Fault::FreezeVm,
+    Fault::PowerFailure,
+    Fault::CutDatabase(Direction::Both),
+    Fault::CutDatabase(Direction::ToHost),
+    Fault::CutDatabase(Direction::FromHost),
+    Fault::CutMesh(Direction::Both),
+    Fault::CutMesh(Direction::ToHost),
+    Fault::CutMesh(Direction::FromHost),
+    Fault::SkewClock(2),
+    Fault::SkewClock(-2),
+    Fault::SkewClock(300),
+    Fault::SkewClock(-300),
+    Fault::FillDisk,
+    Fault::KillDatabase,
+    Fault::FreezeDatabase,
+    Fault::FillDatabase,
+];
+
+/// Returns each kind in random order.
+pub(crate) fn shuffled(random: &mut Rng, is_galera: bool) -> Vec<Fault> {
+    let mut faults = FAULTS.to_vec();
+    // The servers of Galera do not have small disks.
+    faults.retain(|fault| !is_galera || *fault != Fault::FillDatabase);
+    random.shuffle(&mut faults);
+    faults
+}
+
+/// Causes a fault of a host or of the database, keeps it for a while, and repairs it. Returns violations meanwhile.
+pub(crate) fn inject(
+    cluster: &mut FaultCluster,
+    guests: &Guests,
+    fault: Fault,
+    host: usize,
+    pause: Duration,
+) -> Vec<String> {
+    let server = host % cluster.database.count();
+    match fault {
+        Fault::KillDaemon => {
+            cluster.hosts[host].kill_daemon();
+            wait(pause);
+            cluster.hosts[host].start_daemon();
+        }
+        Fault::FreezeDaemon => {
+            cluster.hosts[host].signal_daemon(Signal::SIGSTOP);
+            wait(pause);
+            cluster.hosts[host].signal_daemon(Signal::SIGCONT);
+        }
+        Fault::FreezeHost => {
+            cluster.hosts[host].signal_all(Signal::SIGSTOP);
+            wait(pause);
+            cluster.hosts[host].signal_all(Signal::SIGCONT);
+        }
+        Fault::FreezeVm => {
+            let processes = running_vms().remove(guests.on(host)).unwrap_or_default();
+            let signal = |signal| {
+                for pid in &processes {
+                    let _ = kill(Pid::from_raw(i32::try_from(*pid).unwrap()), signal);
+                }
+            };
+            signal(Signal::SIGSTOP);
+            wait(pause);
+            signal(Signal::SIGCONT);
+        }
+        Fault::PowerFailure => {
+            cluster.hosts[host].power_off();
+            wait(pause);
+            cluster.power_on(host);
+        }
+        Fault::CutDatabase(direction) => {
+            cluster.cut(host, Link::Database, direction);
+            wait(pause);
+            cluster.restore_links();
+        }
+        Fault::CutMesh(direction) => {
+            cluster.cut(host, Link::Mesh, direction);
+            wait(pause);
+            cluster.restore_links();
+        }
+        Fault::SkewClock(seconds) => {
+            cluster.hosts[host].kill_daemon();
+            cluster.hosts[host].start_daemon_with_clock_skew(seconds);
+            wait(pause);
+            let violation = skew_violation(cluster, host, seconds);
+            cluster.hosts[host].kill_daemon();
+            cluster.hosts[host].start_daemon();
+            return violation.into_iter().collect();
+        }
+        Fault::FillDisk => {
+            let full = cluster.hosts[host].fill_disk();
+            wait(pause);
+            drop(full);
+        }
+        Fault::KillDatabase => {
+            cluster.database.kill(server);
+            wait(pause);
+            cluster.database.restart(server);
+        }
+        Fault::FreezeDatabase => {
+            cluster.database.signal(server, Signal::SIGSTOP);
+            wait(pause);
+            cluster.database.signal(server, Signal::SIGCONT);
+        }
+        Fault::FillDatabase => {
+            let full = cluster.database.fill();
+            wait(pause);
+            drop(full);
+            cluster.database.wait_until_usable();
+        }
+    }
+    vec![]
+}
+
+/// A daemon creates tokens exactly if its clock is right enough.
+fn skew_violation(cluster: &FaultCluster, host: usize, seconds: i32) -> Option<String> {
+    let response = cluster.client.try_log_in(host, SYSTEM_KEY);
+    let expected = if seconds.abs() > MAX_CLOCK_SKEW { 503 } else { 200 };
+    let is_expected = matches!(&response, Ok((status, _)) if *status == expected);
+    (!is_expected).then(|| format!("a login with a clock skew of {seconds} s: {response:?}"))
+}

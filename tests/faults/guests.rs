@@ -1,0 +1,218 @@
+//! One guest on each host, with an agent that runs commands and an address outside.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::time::Instant;
+
+use muster_testing::{wait, wait_for};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::cluster::{FaultCluster, HEAL_TIMEOUT};
+use crate::load::commands::{Commands, OUTPUT_FILE};
+use crate::referee::running_vms;
+
+const GATEWAY: &str = "10.50.0.1";
+const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// The guests, by the number of their host.
+#[derive(Debug)]
+pub(crate) struct Guests {
+    ids: Vec<String>,
+    pub(crate) network: String,
+    /// An address outside of the first guest.
+    pub(crate) floating: Ipv4Addr,
+    /// What is known of the commands that ran in each guest.
+    ledgers: BTreeMap<String, Ledger>,
+    /// Whether a router has answered a guest.
+    pub(crate) has_gateway: bool,
+}
+
+/// The commands of one process of a VM.
+#[derive(Debug, Default)]
+struct Ledger {
+    pid: u32,
+    /// Commands that were reported as failed and had not run.
+    failed: BTreeSet<String>,
+}
+
+impl Guests {
+    /// Creates the guests and waits until they run commands.
+    pub(crate) fn create(cluster: &FaultCluster) -> Self {
+        let body =
+            json!({ "name": "lan", "netblock": "10.50.0.0/24", "provide_dhcp": true, "provide_nat": true });
+        let network = cluster.client.post("/networks", &body).unwrap()["uuid"].as_str().unwrap().to_owned();
+        wait_for("the network of the guests", HEAL_TIMEOUT, || {
+            let record = cluster.client.get(0, &format!("/networks/{network}")).unwrap();
+            (record["state"] == "created").then_some(())
+        });
+        let create = |host: &crate::host::FaultHost| {
+            let body = json!({
+                "name": format!("guest-{}", host.name), "cpus": 1, "memory": 128,
+                "network": [{ "network_uuid": network }], "side_channels": ["sf-agent"],
+                "disk": [{ "base": "label:tiny" }], "placed_on": host.name,
+            });
+            let record = cluster.client.post("/instances", &body).unwrap();
+            record["uuid"].as_str().unwrap().to_owned()
+        };
+        let ids: Vec<String> = cluster.hosts.iter().map(create).collect();
+        let mut interfaces = Vec::new();
+        for id in &ids {
+            interfaces.push(wait_for("a guest", HEAL_TIMEOUT, || {
+                let record = cluster.client.get(0, &format!("/instances/{id}")).unwrap();
+                assert_ne!(record["state"], "error", "{record}\n{}", cluster.logs());
+                let is_ready = record["agent_state"].as_str().is_some_and(|state| state.starts_with("ready"));
+                (record["state"] == "created" && is_ready).then(|| record["interfaces"][0].clone())
+            }));
+        }
+        let interface = format!("/interfaces/{}", interfaces[0]["uuid"].as_str().unwrap());
+        cluster.client.post(&format!("{interface}/float"), &json!({})).unwrap();
+        let record = cluster.client.get(0, &interface).unwrap();
+        let floating = record["floating"].as_str().unwrap().parse().unwrap();
+        let mut guests = Self { ids, network, floating, ledgers: BTreeMap::new(), has_gateway: false };
+        let violations = guests.check_commands(cluster, &Commands::default());
+        assert!(violations.is_empty(), "{violations:?}");
+        guests
+    }
+
+    /// Returns the guest on a host.
+    pub(crate) fn on(&self, host: usize) -> &str {
+        &self.ids[host]
+    }
+
+    pub(crate) fn ids(&self) -> &[String] {
+        &self.ids
+    }
+
+    /// Compares the recorded power state of each guest with its process, from the point of view of every host.
+    pub(crate) fn check_power(&self, cluster: &FaultCluster) -> Vec<String> {
+        let is_true = |guest: &String| {
+            let running = running_vms().contains_key(guest);
+            (0..cluster.hosts.len()).all(|host| {
+                let record = cluster.client.get(host, &format!("/instances/{guest}"));
+                record.is_ok_and(|record| (record["power_state"] == "on") == running)
+            })
+        };
+        let began = Instant::now();
+        loop {
+            let wrong: Vec<&String> = self.ids.iter().filter(|guest| !is_true(guest)).collect();
+            if wrong.is_empty() {
+                return vec![];
+            }
+            if began.elapsed() > HEAL_TIMEOUT {
+                let record = |guest: &String| cluster.client.get(0, &format!("/instances/{guest}"));
+                return wrong
+                    .iter()
+                    .map(|guest| format!("the power state of {guest} is wrong: {:?}", record(guest)))
+                    .collect();
+            }
+            wait(POLL_INTERVAL);
+        }
+    }
+
+    /// Starts the guests that a power failure ended, for the next round.
+    pub(crate) fn restart(&self, cluster: &FaultCluster) -> Vec<String> {
+        let off = self.ids.iter().filter(|guest| !running_vms().contains_key(*guest));
+        let problems = off.filter_map(|guest| {
+            let path = format!("/instances/{guest}/poweron");
+            let response = cluster.client.call(0, Method::POST, &path, None);
+            let is_on = matches!(response, Ok((200, _)));
+            (!is_on).then(|| format!("{guest} cannot be started: {response:?}"))
+        });
+        problems.collect()
+    }
+
+    /// Compares what callers were told with the commands that ran in the guests, and whether two routers answered them.
+    pub(crate) fn check_commands(&mut self, cluster: &FaultCluster, commands: &Commands) -> Vec<String> {
+        let (states, mut violations) = commands.wait_for_states(&cluster.client);
+        for guest in &self.ids {
+            let Some(pid) = running_vms().get(guest).map(|processes| processes[0]) else { continue };
+            let known = self.ledgers.get(guest).map(|ledger| ledger.pid);
+            if known.is_some_and(|known| known != pid) {
+                // It was started again and has forgotten everything; its agent may not be ready yet.
+                self.ledgers.insert(guest.clone(), Ledger { pid, failed: BTreeSet::new() });
+                continue;
+            }
+            let output = match run_in_guest(cluster, guest, &observer_script()) {
+                Ok(output) => output,
+                Err(error) => {
+                    violations.push(format!("{guest} does not run commands: {error}"));
+                    continue;
+                }
+            };
+            let mut lines = output.lines();
+            let counts = lines.next().and_then(|line| line.split_once(' ')).unwrap_or_default();
+            if counts.0 != "0" {
+                violations.push(format!("two routers answered {guest}: {output}"));
+            }
+            self.has_gateway |= counts.1 != "0";
+            let ran: Vec<&str> = lines.collect();
+            let ledger = self.ledgers.entry(guest.clone()).or_default();
+            ledger.pid = pid;
+            let late = ledger.failed.iter().filter(|id| ran.contains(&id.as_str()));
+            violations.extend(late.map(|id| format!("{id} ran after it was reported as failed")));
+            for command in commands.of(guest) {
+                let count = ran.iter().filter(|id| **id == command.id).count();
+                violations.extend(command.violation(states.get(&command.id), count));
+                if count == 0 {
+                    ledger.failed.insert(command.id.clone());
+                }
+            }
+        }
+        violations
+    }
+
+    /// Deletes the guests; nothing of them may remain on any host.
+    pub(crate) fn delete(&self, cluster: &FaultCluster) {
+        for guest in &self.ids {
+            cluster.client.delete(&format!("/instances/{guest}")).unwrap();
+        }
+        wait_for("VMs to be removed", HEAL_TIMEOUT, || {
+            let directories = cluster.data_directories();
+            let mut entries = directories
+                .iter()
+                .flat_map(|data| std::fs::read_dir(data.join("machines")).into_iter().flatten());
+            (running_vms().is_empty() && entries.next().is_none()).then_some(())
+        });
+        cluster.client.delete(&format!("/networks/{}", self.network)).unwrap();
+    }
+}
+
+/// Returns a script that prints how often more than one router and how often one answered, and the commands that ran. It
+/// starts a loop that asks for the gateway. All routers have the same MAC address, so answers are counted.
+fn observer_script() -> String {
+    format!(
+        "[ -e /run/observed ] || {{ touch /run/observed; (while :; do arping -b -c 1 -w 1 -I eth0 {GATEWAY} | \
+         grep -c 'reply from' >>/run/observed; sleep 0.2; done) >/dev/null 2>&1 & }}; \
+         echo $(grep -cv '^[01]$' /run/observed) $(grep -c '^1$' /run/observed); cat {OUTPUT_FILE} 2>/dev/null; true"
+    )
+}
+
+/// Runs a command line in a guest and returns its output.
+fn run_in_guest(cluster: &FaultCluster, guest: &str, line: &str) -> Result<String, String> {
+    let began = Instant::now();
+    loop {
+        let result = try_run_in_guest(cluster, guest, line);
+        if result.is_ok() || began.elapsed() > HEAL_TIMEOUT {
+            return result;
+        }
+        wait(POLL_INTERVAL);
+    }
+}
+
+fn try_run_in_guest(cluster: &FaultCluster, guest: &str, line: &str) -> Result<String, String> {
+    let body = json!({ "command_line": line, "deadline_seconds": 60 });
+    let operation = cluster.client.post(&format!("/instances/{guest}/agent/execute"), &body)?;
+    let path = format!("/agentoperations/{}", operation["uuid"].as_str().unwrap_or_default());
+    let began = Instant::now();
+    loop {
+        let record: Value = cluster.client.get(0, &path)?;
+        match record["state"].as_str().unwrap_or_default() {
+            "complete" => {
+                return Ok(record["results"]["0"]["stdout"].as_str().unwrap_or_default().to_owned());
+            }
+            "queued" | "executing" | "initial" if began.elapsed() < HEAL_TIMEOUT => wait(POLL_INTERVAL),
+            _ => return Err(record.to_string()),
+        }
+    }
+}
