@@ -249,6 +249,26 @@ async fn fetch_from_silent_server_ends_in_error_with_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn error_of_unreachable_host_does_not_blame_its_server() {
+    let settings = [("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1"), ("IMAGE_STALL_TIMEOUT", "600")];
+    let (cluster, token) = crate::networks::cluster(&settings).await;
+    // The kernel ignores connections beyond the backlog, as if packets were lost.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(0).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut connections = Vec::new();
+    while let Ok(connection) =
+        tokio::time::timeout(Duration::from_secs(2), tokio::net::TcpStream::connect(address)).await
+    {
+        connections.push(connection.unwrap());
+    }
+    let url = format!("http://{address}/x");
+    let fetched = tokio::time::timeout(Duration::from_secs(60), fetch(&cluster, &token, &url)).await;
+    assert_eq!(error(&fetched.expect("within 30 seconds")), "cannot connect to 127.0.0.1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rejects_host_name_of_loopback_address() {
     let settings = [("IMAGE_FETCH_ALLOWED_NETWORKS", "10.0.0.0/8"), ("CLUSTER_OP_MAX_ATTEMPTS", "1")];
     let (cluster, token) = crate::networks::cluster(&settings).await;

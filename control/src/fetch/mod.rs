@@ -33,7 +33,7 @@ const MIN_PROGRESS_BYTES: u64 = 64 << 10;
 const MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time without any response after which a fetch fails.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(29);
 
 /// Rejects a source that cannot or must not be fetched, without network access.
 pub(crate) fn check(settings: &Settings, field: &str, source: &str) -> Result<()> {
@@ -130,13 +130,19 @@ impl<'a> Fetch<'a> {
         let mut futile: u32 = 0;
         let mut furthest = 0;
         let mut response_deadline = Instant::now() + RESPONSE_TIMEOUT;
+        let mut last_error: Option<String> = None;
         loop {
-            let (error, answered) = match self.attempt(url, known, resume, response_deadline).await {
+            let (mut error, answered) = match self.attempt(url, known, resume, response_deadline).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Transient(why)) => (why, true),
                 Err(Failure::NoResponse(why)) => (why, false),
             };
+            if !answered && Instant::now() >= response_deadline {
+                // The deadline ended this attempt before it could tell whether the name, the host or the server failed.
+                error = last_error.unwrap_or(error);
+            }
+            last_error = Some(error.clone());
             let have = self.storage.draft_size(self.draft).await?.unwrap_or(0);
             futile = if have >= furthest + MIN_PROGRESS_BYTES { 1 } else { futile + 1 };
             furthest = furthest.max(have);
