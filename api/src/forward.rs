@@ -170,7 +170,7 @@ impl OriginalRequest {
         let gives_up = now() + app.peers.response_timeout().as_secs_f64();
         let gives_up = caller.deadline.expires().map_or(gives_up, |expires| expires.min(gives_up));
         let request = complete(request.header(DEADLINE, gives_up.to_string()).bearer_auth(key.token()));
-        // A closed connection tells the peer that nobody waits.
+        // The closed connection shows the peer that the caller has given up.
         let received = tokio::select! {
             received = app.peers.send(node, request) => received.map_err(|error| no_answer(node, &error)),
             error = caller.deadline.abandoned() => Err(error),

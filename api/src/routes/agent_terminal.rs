@@ -95,7 +95,7 @@ pub(crate) async fn open(
     Ok(upgrade.accept(async move |stream| session.end(serve(stream, guest).await)))
 }
 
-/// Moves data between a client and a guest until one of them ends. Returns the exit code, or why there is none.
+/// Relays data between a client and a guest until one of them ends. Returns the exit code, or the reason if there is none.
 async fn serve(stream: UpgradedStream, guest: GuestTerminal) -> Result<i32, String> {
     let (reader, mut writer) = tokio::io::split(stream);
     let result = tokio::select! {

@@ -59,7 +59,7 @@ pub(crate) struct NewRule {
 
 /// Creates a mapping rule.
 ///
-/// Whoever has a token of the issuer with these JWT claims can exchange it for a key of the namespace.
+/// A caller with a token of the issuer that has these JWT claims can exchange it for a key of the namespace.
 #[utoipa::path(post, path = "/auth/namespaces/{namespace}/rules", tag = "auth", params(("namespace" = String, Path)),
     request_body = NewRule, responses((status = 400, description = "A field is missing or malformed."),
     (status = 403, description = "The rule would grant scopes that the caller does not have."),
