@@ -62,9 +62,18 @@ impl MariaDb {
     /// Runs a modifying statement as its own transaction. If the connection breaks, whether it was committed is unknown.
     pub(super) async fn execute(&self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
         let active = self.servers.active().await?;
-        let mut conn = active.connection().await?;
-        active.response(STATEMENT_TIMEOUT, conn.exec_drop(sql, positional(params))).await?;
-        Ok(conn.affected_rows())
+        match execute_once(&active, sql, params).await {
+            // Nothing was written, and another server may have become the writable one.
+            Err(StoreError::ReadOnly(_)) => {
+                self.servers.recheck(&active).await;
+                execute_once(&*self.servers.active().await?, sql, params).await
+            }
+            Err(error @ StoreError::Unavailable(_)) => {
+                self.servers.recheck(&active).await;
+                Err(error)
+            }
+            other => other,
+        }
     }
 
     pub(super) async fn begin(&self) -> Result<MariaDbTx, StoreError> {
@@ -93,6 +102,12 @@ impl Drop for MariaDb {
 async fn query_once(server: &ActiveServer, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
     let mut conn = server.connection().await?;
     select(server, &mut conn, sql, params).await
+}
+
+async fn execute_once(server: &ActiveServer, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
+    let mut conn = server.connection().await?;
+    server.response(STATEMENT_TIMEOUT, conn.exec_drop(sql, positional(params))).await?;
+    Ok(conn.affected_rows())
 }
 
 async fn begin_once(server: &ActiveServer) -> Result<Conn, StoreError> {

@@ -136,9 +136,10 @@ async fn daemons_continue_when_the_preferred_galera_server_dies() {
         continued.all(|continued| continued).then_some(())
     })
     .await;
-    // How soon depends on the load of this host; docs/promises.md has what was measured.
+    // docs/promises.md has what was measured; a busy host may take longer.
     let gap = load.iter().map(|load| load.responses.lock().unwrap().longest_gap(killed)).max().unwrap();
     println!("longest time without a success: {gap:?}, conflicts: {}", conflicts(&galera));
+    assert!(gap < Duration::from_secs(20), "{gap:?}");
 
     let mut acknowledged = Vec::new();
     for load in load {

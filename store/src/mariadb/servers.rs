@@ -334,7 +334,8 @@ impl Servers {
         });
         if let Some(active) = active.as_ref().filter(|_| several) {
             tracing::info!(server = active.name, "using database server");
-            if self.selection.borrow().checks > 0 {
+            // A daemon that starts with a later server cannot know that the others did not write to it.
+            if self.selection.borrow().checks > 0 || active.position > 0 {
                 tokio::spawn(record_failover(
                     Arc::clone(active),
                     self.selection.clone(),
@@ -368,7 +369,9 @@ impl Servers {
 async fn record_failover(active: Arc<ActiveServer>, selection: watch::Sender<Selection>, failovers: i64) {
     let recorded = async {
         let mut conn = active.connection().await?;
-        let sql = "REPLACE INTO cluster_values (name, value, version) VALUES (?, ?, 1)";
+        // Several daemons record at the same time: the number never decreases.
+        let sql = "INSERT INTO cluster_values (name, value, version) VALUES (?, ?, 1) \
+                   ON DUPLICATE KEY UPDATE value = GREATEST(CAST(value AS SIGNED), CAST(VALUES(value) AS SIGNED))";
         // While a Galera cluster excludes a failed member, writes wait.
         let write = conn.exec_drop(sql, (FAILOVERS, failovers.to_string()));
         active.response(Duration::from_secs(30), write).await

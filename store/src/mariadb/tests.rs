@@ -102,16 +102,35 @@ async fn uses_the_first_server_that_is_writable() {
     assert!(pair.first.run("CREATE USER muster@'%'; GRANT ALL ON muster.* TO muster@'%'"));
     assert!(pair.second.run("CREATE USER muster@'%'; GRANT ALL ON muster.* TO muster@'%'"));
     assert!(pair.second.run("SET GLOBAL read_only = 1"));
-    let store = Store::open(&pair.url.replace("root@", "muster@")).await.unwrap();
+    let url = pair.url.replace("root@", "muster@");
+    let store = Store::open(&url).await.unwrap();
     write(&store, "first").await;
     assert!(has(&pair.first.url("muster"), "first").await);
 
-    // A switchover: the operator exchanges the roles.
+    // A switchover: the operator exchanges the roles. A statement of its own finds the new server, like a transaction.
     assert!(pair.first.run("SET GLOBAL read_only = 1") && pair.second.run("SET GLOBAL read_only = 0"));
+    let sql = "INSERT INTO cluster_values (name, value, version) VALUES (?, ?, 1)";
+    store.execute(sql, &["statement".into(), "x".into()]).await.unwrap();
+    assert!(has(&pair.second.url("muster"), "statement").await);
     write(&store, "second").await;
     assert!(has(&pair.second.url("muster"), "second").await);
-
     store.close().await;
+
+    // A process that starts with the second server writes to it, so the first one lacks writes when it is writable again.
+    pair.set_failovers(10);
+    let started = Store::open(&url).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let sql = "SELECT value FROM muster.cluster_values WHERE name = 'database_failovers'";
+    while pair.second.query(sql).as_deref() != Some("11") {
+        assert!(Instant::now() < deadline, "the failover is not recorded");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    started.close().await;
+    assert!(pair.first.run("SET GLOBAL read_only = 0"));
+    let restarted = Store::open(&url).await.unwrap();
+    write(&restarted, "third").await;
+    assert!(has(&pair.second.url("muster"), "third").await);
+    restarted.close().await;
 }
 
 #[test]
