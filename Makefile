@@ -24,7 +24,8 @@ deb-agent: agent              ## target/agent/muster-agent_VERSION_amd64.deb, th
 image: agent                  ## target/image/tiny.qcow2, the small guest image
 	@AGENT=$(CURDIR)/target/agent/muster-agent ./image/build
 
-run: build image              ## a single-node cluster, in the foreground
+run: packages-run             ## a single-node cluster, in the foreground; the agent is built beside the program
+	@$(MAKE) --no-print-directory -j2 build image
 	./target/release/muster serve --image tiny=target/image/tiny.qcow2 $(if $(LISTEN),--listen $(LISTEN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 test: packages-test image     ## every test; most of them wait for other processes, hence two per processor

@@ -6,8 +6,9 @@
 #[cfg(test)]
 mod tests;
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use muster_types::time::now;
@@ -27,18 +28,22 @@ pub(super) struct Sqlite {
     path: PathBuf,
     writer: Arc<AsyncMutex<Connection>>,
     readers: Mutex<Vec<Connection>>,
+    /// The number of idle reading connections that are kept, with their prepared statements; more are opened under load.
+    idle_readers: usize,
 }
 
 impl Sqlite {
-    /// The number of idle reading connections that are kept; more are opened under load.
-    const IDLE_READERS: usize = 4;
-
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
+        disable_memory_statistics();
         let writer = connect(path)?;
+        // A statement runs on the calling thread. The runtime has a thread for each processor, and others while it waits
+        // for a commit.
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         Ok(Self {
             path: path.to_owned(),
             writer: Arc::new(AsyncMutex::new(writer)),
             readers: Mutex::default(),
+            idle_readers: 2 + 2 * processors,
         })
     }
 
@@ -63,7 +68,7 @@ impl Sqlite {
 
     fn return_reader(&self, connection: Connection) {
         let mut readers = self.readers.lock();
-        if readers.len() < Self::IDLE_READERS {
+        if readers.len() < self.idle_readers {
             readers.push(connection);
         }
     }
@@ -140,6 +145,19 @@ impl Drop for SqliteTx {
             tracing::error!(%error, "failed to roll back transaction");
         }
     }
+}
+
+/// Stops SQLite from counting its memory: the counters have one lock for the whole process, which each allocation takes.
+fn disable_memory_statistics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        #[allow(unsafe_code, reason = "rusqlite has no function for this option")]
+        // SAFETY: the arguments are those that this option takes. If SQLite is initialized already, it rejects the call.
+        let code = unsafe { rusqlite::ffi::sqlite3_config(rusqlite::ffi::SQLITE_CONFIG_MEMSTATUS, 0) };
+        if code != rusqlite::ffi::SQLITE_OK {
+            tracing::debug!(code, "SQLite keeps counting its memory");
+        }
+    });
 }
 
 fn connect(path: &Path) -> Result<Connection, StoreError> {
