@@ -31,6 +31,7 @@ use muster_control::events::RefusalKind;
 use muster_control::objects::audit::with_request;
 use muster_control::objects::key::unix_seconds;
 use muster_store::keys::{self, CredentialKey};
+use muster_store::run_change;
 
 /// The path of token exchanges, which have their own body limit.
 const EXCHANGE_PATH: &str = "/auth/federated";
@@ -126,10 +127,10 @@ async fn run(app: &App, request: Request, next: Next) -> Response {
         return ApiError(error).into_response();
     }
     let Some(change) = change else { return next.run(request).await };
-    let response = tokio::spawn(async move {
+    let response = tokio::spawn(run_change(async move {
         let _change = change;
         next.run(request).await
-    });
+    }));
     response.await.unwrap_or_else(|_| panicked())
 }
 

@@ -11,6 +11,7 @@ use muster_types::ids::NodeId;
 use muster_types::time::now;
 
 use super::leases::{Lease, NETWORK_NODE_LEASE};
+use super::networks::GENERATION_SUM;
 use super::time::NOW;
 use super::{Read, Select as _, StoreError, Union, Value, params, placeholders};
 
@@ -19,7 +20,7 @@ use super::{Read, Select as _, StoreError, Union, Value, params, placeholders};
 pub struct ChangeSummary {
     /// When the first operation that a node of the daemon may run is due. Earlier than now if its worker stopped.
     pub next_operation: Option<f64>,
-    /// The number of wanted networks and the sum of their generations.
+    /// The number of wanted networks and the sum over their generations.
     pub networks: (i64, i64),
     /// The number of nodes, and of those that are up.
     pub nodes: (i64, i64),
@@ -62,11 +63,12 @@ pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSu
          COALESCE(SUM(CASE WHEN state IN ('stopped', 'missing', 'error') THEN 1 ELSE 0 END), 0), CAST({NOW} AS DOUBLE)"
     );
     let nodes = union.add(&columns, "FROM nodes".into(), &[]);
-    let columns = "(SELECT COUNT(*) FROM networks WHERE wanted = 1), \
-                   (SELECT COALESCE(SUM(generation), 0) FROM networks WHERE wanted = 1), \
-                   (SELECT COUNT(*) FROM blobs WHERE state = 'created'), (SELECT COUNT(*) FROM blob_locations), \
-                   (SELECT holder FROM leases WHERE name = ?)";
-    let others = union.add(columns, String::new(), params![NETWORK_NODE_LEASE]);
+    let columns = format!(
+        "(SELECT COUNT(*) FROM networks WHERE wanted = 1), (SELECT {GENERATION_SUM} FROM networks WHERE wanted = 1), \
+         (SELECT COUNT(*) FROM blobs WHERE state = 'created'), (SELECT COUNT(*) FROM blob_locations), \
+         (SELECT holder FROM leases WHERE name = ?)"
+    );
+    let others = union.add(&columns, String::new(), params![NETWORK_NODE_LEASE]);
     let leases = union.add(Lease::COLUMNS, format!("FROM leases WHERE expires > {NOW}"), &[]);
 
     let sent = now();

@@ -2,6 +2,8 @@
 
 use muster_types::Error;
 
+use crate::transaction::has_committed;
+
 /// An error of the database.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -51,6 +53,15 @@ impl StoreError {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         match error {
+            StoreError::Conflict(reason)
+            | StoreError::Unavailable(reason)
+            | StoreError::DiskFull(reason)
+            | StoreError::ReadOnly(reason)
+                if has_committed() =>
+            {
+                tracing::warn!(%reason, "database failed after a part of a change was committed");
+                outcome_unknown()
+            }
             StoreError::Conflict(reason) => {
                 tracing::warn!(%reason, "transaction failed after repeated conflicts");
                 Self::Contended
@@ -61,10 +72,7 @@ impl From<StoreError> for Error {
             }
             StoreError::OutcomeUnknown(reason) => {
                 tracing::warn!(%reason, "lost the response to a commit");
-                Self::Unavailable(
-                    "database unavailable: it is unknown whether the change was made, please check before you retry"
-                        .into(),
-                )
+                outcome_unknown()
             }
             StoreError::StaleEpoch(reason) => Self::StaleEpoch(reason),
             StoreError::DiskFull(reason) => {
@@ -87,6 +95,12 @@ impl From<StoreError> for Error {
             | StoreError::Internal(reason) => Self::Internal(format!("store: {reason}")),
         }
     }
+}
+
+fn outcome_unknown() -> Error {
+    let text =
+        "database unavailable: it is unknown whether the change was made, please check before you retry";
+    Error::Unavailable(text.into())
 }
 
 /// The error of a transaction body: of the database or of the caller.

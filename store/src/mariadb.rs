@@ -124,21 +124,40 @@ pub(super) struct MariaDbTx {
 
 impl MariaDbTx {
     fn conn(&mut self) -> Result<&mut Conn, StoreError> {
-        self.conn.as_mut().ok_or_else(|| StoreError::Internal("the transaction has ended".into()))
+        self.conn.as_mut().ok_or_else(|| StoreError::Unavailable("the connection was closed".into()))
     }
 
     pub(super) async fn query(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
         let server = Arc::clone(&self.server);
         let rows = select(&server, self.conn()?, sql, params).await;
-        rows.map_err(|error| server.repeatable(error))
+        rows.map_err(|error| self.failed(error))
     }
 
     pub(super) async fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
         let server = Arc::clone(&self.server);
         let conn = self.conn()?;
         let executed = server.response(STATEMENT_TIMEOUT, conn.exec_drop(sql, positional(params))).await;
-        executed.map_err(|error| server.repeatable(error))?;
-        Ok(conn.affected_rows())
+        let matched = conn.affected_rows();
+        executed.map_err(|error| self.failed(error))?;
+        Ok(matched)
+    }
+
+    /// Handles the failure of a statement. Closes a connection on which a response may still arrive: the next statement
+    /// would take it for its own.
+    fn failed(&mut self, error: StoreError) -> StoreError {
+        if matches!(error, StoreError::Unavailable(_)) {
+            self.close();
+        }
+        self.server.repeatable(error)
+    }
+
+    /// Closes the connection of an unfinished transaction, which the server then rolls back.
+    fn close(&mut self) {
+        if let Some(conn) = self.conn.take()
+            && let Ok(handle) = tokio::runtime::Handle::try_current()
+        {
+            handle.spawn(conn.disconnect());
+        }
     }
 
     /// Runs a statement that changes the schema, without a timeout.
@@ -172,13 +191,8 @@ impl MariaDbTx {
 }
 
 impl Drop for MariaDbTx {
-    /// Closes the connection of an unfinished transaction, which the server then rolls back.
     fn drop(&mut self) {
-        if let Some(conn) = self.conn.take()
-            && let Ok(handle) = tokio::runtime::Handle::try_current()
-        {
-            handle.spawn(conn.disconnect());
-        }
+        self.close();
     }
 }
 

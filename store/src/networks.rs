@@ -144,11 +144,15 @@ pub async fn without_operation(db: impl Read) -> Result<Vec<NetworkRow>, StoreEr
     rows(db, tail, &[]).await
 }
 
-/// Returns the number of networks that nodes should have and the sum of their generations, which change with every
-/// change that nodes must apply.
+/// A sum that changes with every change of networks that nodes must apply. The ids make it differ when one network
+/// replaces another.
+pub(crate) const GENERATION_SUM: &str = "COALESCE(SUM(generation * (vxid + 1)), 0)";
+
+/// Returns the number of networks that nodes should have and the sum over their generations, of which one changes with
+/// every change that nodes must apply.
 pub async fn generation_summary(mut db: impl Read) -> Result<(i64, i64), StoreError> {
-    let sql = "SELECT COUNT(*), CAST(COALESCE(SUM(generation), 0) AS SIGNED) FROM networks WHERE wanted = 1";
-    db.fetch_one(sql, &[]).await
+    let sql = format!("SELECT COUNT(*), CAST({GENERATION_SUM} AS SIGNED) FROM networks WHERE wanted = 1");
+    db.fetch_one(&sql, &[]).await
 }
 
 /// Returns the soft-deleted networks that no node has and whose state changed before `before`.

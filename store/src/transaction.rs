@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,6 +19,22 @@ use crate::{mariadb, sqlite};
 pub(crate) enum TxEngine {
     Sqlite(sqlite::SqliteTx),
     MariaDb(mariadb::MariaDbTx),
+}
+
+tokio::task_local! {
+    /// Whether a transaction of the change was committed.
+    static HAS_COMMITTED: Cell<bool>;
+}
+
+/// Runs a change that a caller requested. If the database fails after a transaction of it was committed, for example while the
+/// response is read, the error says that it is unknown whether the change was made.
+pub async fn run_change<T>(change: impl Future<Output = T>) -> T {
+    HAS_COMMITTED.scope(Cell::new(false), change).await
+}
+
+/// Whether the current task runs a change of which a transaction was committed.
+pub(crate) fn has_committed() -> bool {
+    HAS_COMMITTED.try_with(Cell::get).unwrap_or(false)
 }
 
 /// A transaction, which is rolled back if it is dropped before it is finished.
@@ -91,7 +108,10 @@ impl Tx {
                     TxEngine::MariaDb(tx) => tx.commit().await,
                 };
                 match committed {
-                    Ok(()) => return Some(Ok(value)),
+                    Ok(()) => {
+                        let _ = HAS_COMMITTED.try_with(|has_committed| has_committed.set(true));
+                        return Some(Ok(value));
+                    }
                     Err(error) => error,
                 }
             }

@@ -20,6 +20,9 @@ pub(crate) const OBSERVER_ADDRESS: &str = "198.51.100.1";
 /// The longest time after a fault until everything works again.
 pub(crate) const HEAL_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// What is reported of a round.
+const SLOW_HEALING: Duration = Duration::from_secs(8);
+
 /// A cluster whose parts can fail.
 #[derive(Debug)]
 pub(crate) struct FaultCluster {
@@ -147,17 +150,22 @@ impl FaultCluster {
 
     /// Waits until every node is up and no operation is unfinished.
     pub(crate) fn wait_until_healthy(&self) {
-        let began = Instant::now();
+        let (began, mut last) = (Instant::now(), None);
         while let Some(problem) = self.problem() {
             let logs = if began.elapsed() > HEAL_TIMEOUT { self.logs() } else { String::new() };
             assert!(logs.is_empty(), "not healthy after {HEAL_TIMEOUT:?}: {problem}\n{logs}");
+            last = Some(problem);
             wait(Duration::from_millis(100));
+        }
+        if let Some(problem) = last.filter(|_| began.elapsed() > SLOW_HEALING) {
+            println!("    waited for {:.1?}, at last for: {problem}", began.elapsed());
         }
     }
 
     /// Returns what does not work yet.
     fn problem(&self) -> Option<String> {
-        const UNFINISHED: &str = "SELECT name, target_type, target_id, state FROM operations WHERE state IN ('queued', 'executing')";
+        const UNFINISHED: &str = "SELECT name, target_type, target_id, state, step, attempts, run_after - UNIX_TIMESTAMP(NOW(6)), \
+            lease_expires - UNIX_TIMESTAMP(NOW(6)), error_report FROM operations WHERE state IN ('queued', 'executing')";
         for host in 0..self.hosts.len() {
             let nodes = match self.client.get(host, "/nodes") {
                 Ok(nodes) => nodes.as_array().cloned().unwrap_or_default(),

@@ -53,6 +53,8 @@ impl Database {
             let server = MariaDb::start_in(&parent, &[&format!("--bind-address={address}")]);
             server.map(|server| Servers::One(Box::new(server)))
         })?;
+        // The port of a killed server must not become that of an outgoing connection.
+        namespace.sh("echo '10000 30000' >/proc/sys/net/ipv4/ip_local_port_range");
         let server = servers.server(0);
         server.allow_remote_clients();
         let name = server.fresh_database().rsplit('/').next().unwrap().to_owned();
@@ -80,7 +82,9 @@ impl Database {
 
     /// Runs a statement in the database of the cluster and returns its rows as text.
     pub(crate) fn query(&self, sql: &str) -> Option<String> {
-        let sql = format!("USE {}; {sql}", self.name);
+        // A server that was frozen does not know yet what the others have written.
+        let sync = if self.count() > 1 { "SET SESSION wsrep_sync_wait = 1; " } else { "" };
+        let sql = format!("{sync}USE {}; {sql}", self.name);
         (0..self.count()).find_map(|number| self.servers().server(number).query(&sql))
     }
 
@@ -92,15 +96,29 @@ impl Database {
     }
 
     pub(crate) fn restart(&mut self, number: usize) {
+        self.change(move |servers| match servers {
+            Servers::One(server) => server.restart(),
+            Servers::Three(galera) => galera.restart(number),
+        });
+    }
+
+    /// Changes the servers in their namespace, which new processes inherit.
+    fn change(&mut self, change: impl FnOnce(&mut Servers) + Send + 'static) {
         let mut servers = self.servers.take().unwrap();
-        // The server runs in the namespace of the thread that starts it.
         self.servers = Some(self.namespace.run(move || {
-            match &mut servers {
-                Servers::One(server) => server.restart(),
-                Servers::Three(galera) => galera.restart(number),
-            }
+            change(&mut servers);
             servers
         }));
+    }
+
+    /// Waits until every server of Galera has the writes of the others. One that was frozen may have ended because the
+    /// others had excluded it.
+    pub(crate) fn wait_until_current(&mut self) {
+        self.change(|servers| {
+            if let Servers::Three(galera) = servers {
+                (0..galera.count()).for_each(|number| galera.repair(number));
+            }
+        });
     }
 
     pub(crate) fn signal(&self, number: usize, signal: Signal) {
@@ -118,7 +136,7 @@ impl Database {
         let mut successes = 0;
         // A server that fails may respond for a while.
         wait_for("the database server", HEAL_TIMEOUT, || {
-            if self.has_ended() {
+            if self.servers().server(0).has_ended() {
                 println!("the database server ended");
                 if let Servers::One(server) = self.servers.as_mut().unwrap() {
                     server.keep();
@@ -128,11 +146,5 @@ impl Database {
             successes = if self.query("SELECT 1").is_some() { successes + 1 } else { 0 };
             (successes > 50).then_some(())
         });
-    }
-
-    fn has_ended(&self) -> bool {
-        let pid = self.servers().server(0).pid();
-        let stat = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok());
-        stat.is_none_or(|stat| stat.contains(") Z "))
     }
 }

@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     KillDaemon,
     FreezeDaemon,
     FreezeHost,
+    /// As [`FreezeHost`](Self::FreezeHost), for two minutes.
+    FreezeHostLong,
     FreezeVm,
     PowerFailure,
     CutDatabase(Direction),
@@ -33,7 +35,7 @@ pub(crate) enum Fault {
     FillDatabase,
 }
 
-/// One of each kind.
+/// One of each kind that lasts for some seconds.
 const FAULTS: [Fault; 19] = [
     Fault::KillDaemon,
     Fault::FreezeDaemon,
@@ -56,13 +58,43 @@ const FAULTS: [Fault; 19] = [
     Fault::FillDatabase,
 ];
 
-/// Returns each kind in random order.
-pub(crate) fn shuffled(random: &mut Rng, is_galera: bool) -> Vec<Fault> {
-    let mut faults = FAULTS.to_vec();
-    // The servers of Galera do not have small disks.
-    faults.retain(|fault| !is_galera || *fault != Fault::FillDatabase);
-    random.shuffle(&mut faults);
-    faults
+/// Deals every kind in random order before it deals one again.
+#[derive(Debug)]
+pub(crate) struct Deck {
+    kinds: Vec<Fault>,
+    /// Whether to deal [`Fault::FreezeHostLong`], in every third pass.
+    is_long_run: bool,
+    passes: usize,
+    remaining: Vec<Fault>,
+}
+
+impl Deck {
+    pub(crate) fn new(is_galera: bool, is_long_run: bool) -> Self {
+        // The servers of Galera do not have small disks.
+        let kinds = FAULTS.into_iter().filter(|fault| !is_galera || *fault != Fault::FillDatabase).collect();
+        Self { kinds, is_long_run, passes: 0, remaining: vec![] }
+    }
+
+    pub(crate) fn deal(&mut self, random: &mut Rng) -> Fault {
+        if self.remaining.is_empty() {
+            self.remaining = self.kinds.clone();
+            if self.is_long_run && self.passes.is_multiple_of(3) {
+                self.remaining.push(Fault::FreezeHostLong);
+            }
+            random.shuffle(&mut self.remaining);
+            self.passes += 1;
+        }
+        self.remaining.pop().unwrap()
+    }
+}
+
+#[test]
+fn long_run_has_every_kind() {
+    let (mut random, mut deck) = (Rng::with_seed(1), Deck::new(false, true));
+    let dealt: Vec<Fault> = (0..200).map(|_| deck.deal(&mut random)).collect();
+    let count = |kind: Fault| dealt.iter().filter(|fault| **fault == kind).count();
+    assert!(FAULTS.into_iter().all(|kind| count(kind) >= 10), "{dealt:?}");
+    assert_eq!(count(Fault::FreezeHostLong), 4);
 }
 
 /// Causes a fault of a host or of the database, keeps it for a while, and repairs it. Returns violations meanwhile.
@@ -85,7 +117,7 @@ pub(crate) fn inject(
             wait(pause);
             cluster.hosts[host].signal_daemon(Signal::SIGCONT);
         }
-        Fault::FreezeHost => {
+        Fault::FreezeHost | Fault::FreezeHostLong => {
             cluster.hosts[host].signal_all(Signal::SIGSTOP);
             wait(pause);
             cluster.hosts[host].signal_all(Signal::SIGCONT);

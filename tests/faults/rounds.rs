@@ -6,7 +6,7 @@ use fastrand::Rng;
 use muster_testing::wait;
 
 use crate::cluster::FaultCluster;
-use crate::fault::{Fault, inject, shuffled};
+use crate::fault::{Deck, Fault, inject};
 use crate::guests::Guests;
 use crate::load::{Expected, Load, instances, networks, uploads};
 use crate::orphans;
@@ -14,7 +14,7 @@ use crate::referee::Referee;
 
 /// The hosts of the cluster.
 const HOSTS: usize = 3;
-/// The number of rounds from which faults last longer, and hosts also freeze for a long time.
+/// The number of rounds from which faults last longer, and hosts also freeze for two minutes.
 const LONG_RUN: usize = 20;
 const LONG_FREEZE: Duration = Duration::from_secs(120);
 
@@ -34,38 +34,41 @@ pub(crate) fn run(rounds: usize, seed: u64, is_galera: bool, image: &str) {
     println!("three hosts with guests after {:.1?}", began.elapsed());
     let mut random = Rng::with_seed(seed);
     let mut referee = Referee::start(&cluster, guests.floating);
-    let mut faults = Vec::new();
+    let is_long_run = rounds >= LONG_RUN;
+    let mut deck = Deck::new(is_galera, is_long_run);
     for round in 0..rounds {
-        if faults.is_empty() {
-            faults = shuffled(&mut random, is_galera);
-        }
-        let (fault, host) = (faults.pop().unwrap(), random.usize(..HOSTS));
-        let is_long_run = rounds >= LONG_RUN;
-        let mut pause = Duration::from_millis(random.u64(2_000..if is_long_run { 9_000 } else { 5_000 }));
-        if fault == Fault::FreezeHost && is_long_run && random.bool() {
-            pause = LONG_FREEZE;
-        }
+        let (fault, host) = (deck.deal(&mut random), random.usize(..HOSTS));
+        let pause = match fault {
+            Fault::FreezeHostLong => LONG_FREEZE,
+            _ => Duration::from_millis(random.u64(2_000..if is_long_run { 9_000 } else { 5_000 })),
+        };
         let load = Load::start(&cluster.client, &guests, round, random.u64(..));
         wait(Duration::from_millis(random.u64(..1_000)));
         let began = Instant::now();
         let mut violations = inject(&mut cluster, &guests, fault, host, pause);
-        let repaired = began.elapsed();
+        let repaired = Instant::now();
         let expected = load.finish();
+        let answered = repaired.elapsed();
         cluster.wait_until_healthy();
-        let healed = began.elapsed() - repaired;
+        let healed = repaired.elapsed();
         let is_power_failure = fault == Fault::PowerFailure;
         violations.extend(check(&cluster, &mut guests, &mut referee, &expected, is_power_failure));
         println!(
-            "round {round}: {fault:?} of m{} for {repaired:.1?}: {} networks, {} instances, {} uploads, {} commands, \
-             healed after {healed:.1?}, checked after {:.1?}",
+            "round {round}: {fault:?} of m{} for {:.1?}: {} networks, {} instances, {} uploads, {} commands, \
+             callers answered after {answered:.1?}, healed after {healed:.1?}, checked after {:.1?}",
             host + 1,
+            repaired - began,
             expected.networks.len(),
             expected.instances.len(),
             expected.uploads.len(),
             expected.commands.len(),
-            began.elapsed() - repaired,
+            repaired.elapsed(),
         );
+        for call in &expected.slow_calls {
+            println!("    {call}");
+        }
         assert!(violations.is_empty(), "{}\n{}", violations.join("\n"), cluster.logs());
+        cluster.database.wait_until_current();
     }
     let answered = referee.answered();
     println!("{} observations of all hosts, {answered} answers for addresses", referee.finish());

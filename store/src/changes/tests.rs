@@ -20,4 +20,26 @@ on_both_engines! {
         let due = changes::read(&*store, &[own, other], now()).await.unwrap().next_operation;
         assert!(due.is_some_and(|due| due <= now()));
     }
+    async fn summary_differs_when_one_network_replaces_another(store: Arc<Store>) {
+        let network = || networks::NewNetwork {
+            id: muster_types::ids::NetworkId::new(),
+            name: "lan".into(),
+            namespace: None,
+            netblock: "10.0.0.0/24".parse().unwrap(),
+            provide_dhcp: false,
+            provide_nat: false,
+            provide_dns: false,
+        };
+        let first = transaction!(store, |tx| { Ok(networks::insert(tx, &network()).await?) }).unwrap();
+        let before = changes::read(&*store, &[NodeId::new()], now()).await.unwrap().networks;
+        transaction!(store, |tx| {
+            networks::set_unwanted(tx, first.id).await?;
+            networks::insert(tx, &network()).await?;
+            Ok(())
+        })
+        .unwrap();
+        let after = changes::read(&*store, &[NodeId::new()], now()).await.unwrap().networks;
+        assert_ne!(before, after);
+        assert_eq!(networks::generation_summary(&*store).await.unwrap(), after);
+    }
 }

@@ -1,5 +1,6 @@
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use muster_testing::{MariaDb, skipped};
@@ -195,4 +196,67 @@ async fn says_that_the_outcome_of_a_commit_without_response_is_unknown() {
     assert!(cluster_values::get(&direct, "committed").await.unwrap().is_some());
     store.close().await;
     direct.close().await;
+}
+
+/// Starts a proxy of a server that delays responses. Returns its address.
+async fn delay_responses(server: String, delays: Arc<Mutex<VecDeque<Duration>>>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let (mut requests, mut client) = client.into_split();
+            let (mut responses, mut server) = TcpStream::connect(&server).await.unwrap().into_split();
+            tokio::spawn(async move { tokio::io::copy(&mut requests, &mut server).await });
+            let delays = Arc::clone(&delays);
+            tokio::spawn(async move {
+                let mut response = [0; 65536];
+                while let Ok(length @ 1..) = responses.read(&mut response).await {
+                    let delay = delays.lock().unwrap().pop_front();
+                    tokio::time::sleep(delay.unwrap_or_default()).await;
+                    if client.write_all(&response[..length]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn late_response_is_not_taken_for_that_of_another_statement() {
+    let Some(server) = MariaDb::start() else { return skipped("mariadb-server") };
+    assert!(server.run("CREATE DATABASE muster"));
+    let delays = Arc::<Mutex<VecDeque<Duration>>>::default();
+    let proxy = delay_responses(server.address(), Arc::clone(&delays)).await;
+    let store = Store::open(&server.url("muster").replace(&server.address(), &proxy)).await.unwrap();
+    // The statements are prepared, so that each is one command and has one response.
+    write(&store, "name").await;
+    write(&store, "name").await;
+    assert!(cluster_values::get(&store, "name").await.unwrap().is_some());
+    // The response to the statement arrives while the transaction is rolled back, and that to the rollback later.
+    let late = transaction!(store, |tx| {
+        delays.lock().unwrap().extend([10_300, 1_000].map(Duration::from_millis));
+        Ok(cluster_values::set(tx, "name", "y").await?)
+    });
+    assert!(matches!(late, Err(muster_types::Error::Unavailable(_))), "{late:?}");
+    assert!(cluster_values::get(&store, "name").await.unwrap().is_some());
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn says_that_the_outcome_is_unknown_if_the_database_fails_after_a_commit() {
+    let Some(mut server) = MariaDb::start() else { return skipped("mariadb-server") };
+    assert!(server.run("CREATE DATABASE muster"));
+    let store = Store::open(&server.url("muster")).await.unwrap();
+    let response = run_change(async {
+        transaction!(store, |tx| { Ok(cluster_values::set(tx, "committed", "x").await?) })?;
+        server.kill();
+        Ok::<_, muster_types::Error>(cluster_values::get(&store, "committed").await?)
+    });
+    let text = response.await.unwrap_err().to_string();
+    assert!(text.contains("it is unknown whether the change was made"), "{text}");
+    let rejected = run_change(async { cluster_values::get(&store, "committed").await });
+    let text = muster_types::Error::from(rejected.await.unwrap_err()).to_string();
+    assert!(text.ends_with("please retry") && !text.contains("unknown"), "{text}");
 }

@@ -72,3 +72,15 @@ on_both_engines! {
         assert_eq!(events::list(&*store, &object, None, 10).await.unwrap().len(), 1);
     }
 }
+
+#[test]
+fn slow_response_does_not_look_like_a_wrong_clock() {
+    let membership = Membership::default();
+    // Frozen for two minutes, after and before the database read its clock.
+    assert_eq!(membership.observe_clock(1000.0, 1000.0, 1120.0), 0.0);
+    assert_eq!(membership.observe_clock(1000.0, 1120.0, 1120.0), 0.0);
+    assert_eq!(membership.observe_clock(1007.0, 1000.0, 1008.0), 7.5);
+    assert_eq!(membership.observe_clock(1000.0, 1050.0, 1120.0), 7.5);
+    assert_eq!(membership.observe_clock(1310.0, 1000.0, 1430.0), 310.0);
+    assert_eq!(membership.observe_clock(1100.0, 1100.0, 1101.0), 0.5);
+}

@@ -8,6 +8,7 @@ pub(crate) mod uploads;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use muster_testing::wait;
@@ -23,6 +24,8 @@ use uploads::ExpectedUploads;
 
 /// The threads that create networks.
 const NETWORK_CALLERS: usize = 2;
+/// Daemons respond earlier even if others do not respond to them.
+const SLOW_CALL: Duration = Duration::from_secs(15);
 
 /// What the callers of a round were told.
 #[derive(Debug, Default)]
@@ -33,6 +36,8 @@ pub(crate) struct Expected {
     pub(crate) commands: Commands,
     /// Responses that are bugs, whatever failed.
     pub(crate) server_errors: Vec<String>,
+    /// Calls that took long.
+    pub(crate) slow_calls: Vec<String>,
 }
 
 /// Callers on their own threads.
@@ -44,20 +49,24 @@ pub(crate) struct Load {
     uploads: JoinHandle<ExpectedUploads>,
     commands: JoinHandle<Commands>,
     server_errors: Arc<Mutex<Vec<String>>>,
+    slow_calls: Arc<Mutex<Vec<String>>>,
 }
 
 impl Load {
     pub(crate) fn start(client: &Client, guests: &Guests, round: usize, seed: u64) -> Self {
-        let (stop, server_errors) = (Arc::<AtomicBool>::default(), Arc::<Mutex<Vec<String>>>::default());
+        let stop = Arc::<AtomicBool>::default();
+        let (server_errors, slow_calls) = <(Arc<Mutex<Vec<String>>>, Arc<Mutex<Vec<String>>>)>::default();
         let mut number = 0;
         let mut caller = || {
             number += 1;
-            let (stop, server_errors) = (Arc::clone(&stop), Arc::clone(&server_errors));
+            let stop = Arc::clone(&stop);
+            let (server_errors, slow_calls) = (Arc::clone(&server_errors), Arc::clone(&slow_calls));
             let random = Rng::with_seed(seed.wrapping_add(number));
             move |api| Caller {
                 api,
                 stop,
                 server_errors,
+                slow_calls,
                 random,
                 prefix: format!("{round}-{number}"),
                 counter: 0,
@@ -74,7 +83,7 @@ impl Load {
         let instances = client.spawn(move |api| instances::run(instance_caller(api), &network));
         let uploads = client.spawn(move |api| uploads::run(upload_caller(api)));
         let commands = client.spawn(move |api| commands::run(command_caller(api), &ids));
-        Self { stop, networks, instances, uploads, commands, server_errors }
+        Self { stop, networks, instances, uploads, commands, server_errors, slow_calls }
     }
 
     /// Waits for the calls in progress.
@@ -87,6 +96,7 @@ impl Load {
             uploads: self.uploads.join().unwrap(),
             commands: self.commands.join().unwrap(),
             server_errors: self.server_errors.lock().unwrap().clone(),
+            slow_calls: self.slow_calls.lock().unwrap().clone(),
         }
     }
 }
@@ -96,6 +106,7 @@ struct Caller {
     api: Api,
     stop: Arc<AtomicBool>,
     server_errors: Arc<Mutex<Vec<String>>>,
+    slow_calls: Arc<Mutex<Vec<String>>>,
     random: Rng,
     prefix: String,
     counter: u64,
@@ -118,28 +129,33 @@ impl Caller {
     }
 
     fn call(&mut self, method: Method, path: &str, body: Option<&Value>) -> Told {
-        let host = self.host();
-        let told = self.api.request(host, method, path, body);
-        self.note(path, &told);
+        let (host, began) = (self.host(), Instant::now());
+        let told = self.api.request(host, method.clone(), path, body);
+        self.note(&format!("{method} {path} through m{}", host + 1), began, &told);
         told
     }
 
     fn send(&mut self, path: &str, bytes: Vec<u8>) -> Told {
-        let host = self.host();
+        let (host, began) = (self.host(), Instant::now());
         let told = self.api.send(host, path, bytes);
-        self.note(path, &told);
+        self.note(&format!("POST {path} through m{}", host + 1), began, &told);
         told
     }
 
-    fn note(&self, path: &str, told: &Told) {
+    fn note(&self, call: &str, began: Instant, told: &Told) {
+        if began.elapsed() > SLOW_CALL {
+            let outcome: String = format!("{told:?}").chars().take(100).collect();
+            let text = format!("{call} took {:.1?}: {outcome}", began.elapsed());
+            self.slow_calls.lock().unwrap().push(text);
+        }
         match told {
             Told::Done(_) => return,
             Told::Failed(reason) if reason.starts_with("500") => {
-                self.server_errors.lock().unwrap().push(format!("{path}: {reason}"));
+                self.server_errors.lock().unwrap().push(format!("{call}: {reason}"));
             }
             Told::Failed(_) | Told::Unknown => {}
         }
         // A host that is off rejects at once.
-        wait(std::time::Duration::from_millis(100));
+        wait(Duration::from_millis(100));
     }
 }

@@ -121,14 +121,22 @@ impl MariaDb {
     /// # Panics
     /// When it does not start.
     pub fn restart(&mut self) {
-        self.restart_with(&[]);
+        self.respawn(&[]);
+        self.wait_until_ready();
     }
 
-    pub(crate) fn restart_with(&mut self, once: &[String]) {
+    /// Starts a killed server again and does not wait until it is ready.
+    pub(crate) fn respawn(&mut self, once: &[String]) {
         std::fs::remove_file(self.directory.path().join(KEPT)).expect("a killed server");
         let guard = spawn_server(self.directory.path(), self.port, &[&self.arguments, once].concat());
         self.guard = guard.expect("a user");
-        self.wait_until_ready();
+    }
+
+    /// Whether the process of the server has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let stat = |pid| std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        self.pid().is_some_and(|pid| stat(pid).map_or(true, |stat| stat.contains(") Z ")))
     }
 
     /// Creates an empty database and returns its URL.
@@ -233,7 +241,7 @@ pub(crate) fn server_arguments(directory: &Path, port: u16) -> Vec<String> {
     let path = |option: &str, name: &str| format!("--{option}={}", directory.join(name).display());
     let mut arguments: Vec<String> = fixed.iter().map(|argument| (*argument).to_owned()).collect();
     arguments.extend([tmpdir_option(directory), data_option(directory), SMALL_LOG.into()]);
-    arguments.extend([path("socket", "s.sock"), path("pid-file", "pid"), format!("--port={port}")]);
+    arguments.extend([path("socket", "s.sock"), format!("--port={port}")]);
     arguments.extend(["--max-connections=500".into(), "--bind-address=127.0.0.1".into()]);
     arguments
 }
@@ -252,8 +260,10 @@ fn tmpdir_option(directory: &Path) -> String {
 
 /// Starts a server and a shell that stops it when its input ends.
 fn spawn_server(directory: &Path, port: u16, arguments: &[String]) -> Option<Child> {
-    const GUARD: &str = "\"$@\" >>\"$LOG\" 2>&1 & server=$!; cat >/dev/null; kill $server 2>/dev/null; wait $server; \
-                         [ -e \"$DIR/kept\" ] || rm -rf \"$DIR\"";
+    const GUARD: &str = "\"$@\" >>\"$LOG\" 2>&1 & server=$!; echo $server >\"$DIR/pid\"; cat >/dev/null; \
+                         kill $server 2>/dev/null; wait $server; [ -e \"$DIR/kept\" ] || rm -rf \"$DIR\"";
+    // That of the previous process.
+    let _ = std::fs::remove_file(directory.join("pid"));
     let guard = Command::new("sh")
         .args(["-c", GUARD, "sh", "mariadbd"])
         .args(server_arguments(directory, port))
