@@ -35,9 +35,6 @@ enum Command {
     /// Maintain the database
     #[command(subcommand)]
     Db(database::Command),
-    /// Stop the VMs of a node when its fencing lease expires; started by the daemon
-    #[command(hide = true)]
-    Watchdog { storage_dir: std::path::PathBuf },
     /// Print a shell completion script
     Completion { shell: clap_complete::Shell },
     #[command(flatten)]
@@ -45,6 +42,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = muster_node::run_watchdog(std::env::args_os()) {
+        return code;
+    }
     let cli = Cli::parse();
     match run(cli) {
         Ok(code) => code,
@@ -93,7 +93,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
     let is_adoption =
         matches!(cli.command, Command::Client(ClientCommand::Node(node::Command::Adopt { .. })));
-    if is_adoption || matches!(cli.command, Command::Serve(_) | Command::Db(_) | Command::Watchdog { .. }) {
+    if is_adoption || matches!(cli.command, Command::Serve(_) | Command::Db(_)) {
         // Files of the daemon are accessible only to its own user.
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     }
@@ -109,10 +109,6 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Command::Client(command) => return muster_client::run(command, cli.options).await,
             Command::Serve(arguments) => serve::run(arguments).await?,
             Command::Db(command) => database::run(command).await?,
-            Command::Watchdog { storage_dir } => {
-                logging::init(&config::load(None)?);
-                muster_node::run_watchdog(&storage_dir).await?;
-            }
             Command::Config(_) | Command::Completion { .. } => {}
         }
         Ok(ExitCode::SUCCESS)

@@ -18,6 +18,6 @@ mod storage;
 mod vm;
 mod vm_socket;
 
-pub use fencing::run_watchdog;
 pub use local::LocalNode;
 pub use sim::{GuestScript, SimulatedNode, SimulationScript};
+pub use vm::run_watchdog;

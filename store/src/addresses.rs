@@ -397,6 +397,41 @@ pub async fn release(
     Ok(true)
 }
 
+/// Changes the allocation of an address if it has this kind and user.
+pub async fn reallocate(
+    tx: &mut Tx,
+    network: NetworkId,
+    address: Ipv4Addr,
+    (kind, user): (AddressType, &ObjectRef),
+    to: &Allocation,
+) -> Result<bool, StoreError> {
+    let sql = "UPDATE addresses SET kind = ?, user_type = ?, user_id = ?, comment = ?, reserved_at = ? \
+               WHERE network_uuid = ? AND address = ? AND kind = ? AND user_type = ? AND user_id = ?";
+    let values = params![
+        to.kind,
+        to.user.object_type,
+        &to.user.id,
+        &to.comment,
+        now(),
+        network,
+        number(address),
+        kind,
+        user.object_type,
+        &user.id
+    ];
+    Ok(tx.execute(sql, values).await? == 1)
+}
+
+/// Returns the addresses of a kind that an object uses. Reads all addresses.
+pub async fn of_user(
+    mut db: impl Read,
+    kind: AddressType,
+    user: &ObjectRef,
+) -> Result<Vec<(NetworkId, Ipv4Addr)>, StoreError> {
+    let sql = "SELECT network_uuid, address FROM addresses WHERE kind = ? AND user_type = ? AND user_id = ?";
+    db.fetch(sql, params![kind, user.object_type, &user.id]).await
+}
+
 /// Returns the addresses that have been quarantined since before `before`, oldest first.
 pub async fn quarantined_before(
     mut db: impl Read,

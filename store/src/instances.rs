@@ -20,6 +20,7 @@ use muster_types::time::now;
 use muster_types::vm::ConsolePorts;
 use serde::{Deserialize, Serialize};
 
+use super::nodes::NodeRow;
 use super::{
     FAILED_LAST, Json, Read, Select as _, StoreError, Tx, Union, Value, columns, params, placeholders,
     to_json,
@@ -84,6 +85,17 @@ pub struct InstanceSpec {
     /// Unset: the policy of the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fencing: Option<FencingPolicy>,
+    /// The VM of an earlier placement that may still run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unfenced: Option<UnfencedVm>,
+}
+
+/// The VM of an instance on a node that does not check in, from which the instance was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct UnfencedVm {
+    pub node: NodeId,
+    /// When its watchdog has certainly stopped it, by the clock of the database; unset without self-fencing.
+    pub until: Option<f64>,
 }
 
 /// An instance to add.
@@ -212,10 +224,10 @@ pub async fn tags(
 }
 
 /// Returns the deleted nodes that still have instances.
-pub async fn on_deleted_nodes(mut db: impl Read) -> Result<Vec<(NodeId, String)>, StoreError> {
-    let sql = "SELECT uuid, name FROM nodes WHERE state = 'deleted' \
-               AND uuid IN (SELECT node_uuid FROM instances WHERE node_uuid IS NOT NULL AND state <> 'deleted')";
-    db.fetch(sql, &[]).await
+pub async fn on_deleted_nodes(mut db: impl Read) -> Result<Vec<NodeRow>, StoreError> {
+    let tail = "FROM nodes WHERE state = 'deleted' \
+                AND uuid IN (SELECT node_uuid FROM instances WHERE node_uuid IS NOT NULL AND state <> 'deleted')";
+    db.select(tail, &[]).await
 }
 
 /// The condition that the creation of an instance on a node has not started: it is queued with no step complete.

@@ -18,7 +18,7 @@ use muster_types::time::now;
 use serde_json::json;
 
 use crate::blobs::NewBlob;
-use crate::instances::{InstanceSpec, NewInstance};
+use crate::instances::{InstanceSpec, NewInstance, UnfencedVm};
 use crate::keys::{NewKey, StoredSecret};
 use crate::operations::NewOperation;
 use crate::*;
@@ -123,6 +123,7 @@ pub(crate) fn instance_spec() -> InstanceSpec {
         disposable: true,
         restart: RestartPolicy::Elsewhere,
         fencing: Some(FencingPolicy::Own),
+        unfenced: Some(UnfencedVm { node: NodeId::new(), until: Some(7.5) }),
     }
 }
 

@@ -14,18 +14,18 @@ use serde_json::{Value, json};
 use crate::instances::{create, text};
 
 /// A cluster with an instance on `sim-1`.
-struct LostHost {
-    cluster: Cluster,
+pub(crate) struct LostHost {
+    pub(crate) cluster: Cluster,
     token: String,
-    instance: Value,
+    pub(crate) instance: Value,
 }
 
 impl LostHost {
-    async fn new(request: &Value) -> Self {
+    pub(crate) async fn new(request: &Value) -> Self {
         Self::with_netblock(request, "10.0.0.0/24").await
     }
 
-    async fn with_netblock(request: &Value, netblock: &str) -> Self {
+    pub(crate) async fn with_netblock(request: &Value, netblock: &str) -> Self {
         let settings = [
             ("NODE_CHECKIN_MAXIMUM", "100"),
             ("BLOB_REPLICATION_FACTOR", "2"),
@@ -47,28 +47,28 @@ impl LostHost {
         Self { cluster, token, instance }
     }
 
-    fn path(&self, suffix: &str) -> String {
+    pub(crate) fn path(&self, suffix: &str) -> String {
         format!("/instances/{}{suffix}", text(&self.instance, "uuid"))
     }
 
-    fn id(&self) -> InstanceId {
+    pub(crate) fn id(&self) -> InstanceId {
         text(&self.instance, "uuid").parse().unwrap()
     }
 
-    async fn call(&self, method: Method, path: &str, body: Option<Value>) -> ApiResponse {
+    pub(crate) async fn call(&self, method: Method, path: &str, body: Option<Value>) -> ApiResponse {
         self.cluster.call(&self.token, method, path, body).await
     }
 
-    async fn show(&self) -> Value {
+    pub(crate) async fn show(&self) -> Value {
         self.call(Method::GET, &self.path(""), None).await.body
     }
 
-    async fn evacuate(&self) -> ApiResponse {
+    pub(crate) async fn evacuate(&self) -> ApiResponse {
         self.call(Method::POST, "/nodes/sim-1/evacuate", Some(json!({"dead": true}))).await
     }
 
     /// Evacuates the instance, and returns its record.
-    async fn evacuate_to_other_node(&self) -> Value {
+    pub(crate) async fn evacuate_to_other_node(&self) -> Value {
         let evacuated = self.evacuate().await;
         let record = &evacuated.body[0];
         assert_eq!(
@@ -88,7 +88,7 @@ impl LostHost {
     }
 
     /// Sets the fencing leases of all VMs and of those with self-fencing that the lost node has reported last.
-    async fn set_leases(&self, fencing_lease: Option<f64>, instance_fencing_lease: Option<f64>) {
+    pub(crate) async fn set_leases(&self, fencing_lease: Option<f64>, instance_fencing_lease: Option<f64>) {
         let app = &self.cluster.app;
         let report = app.nodes[0].report().await.unwrap();
         let report = NodeReport { fencing_lease, instance_fencing_lease, ..report };
@@ -100,7 +100,7 @@ impl LostHost {
     }
 
     /// Lets the lost node check in again, and returns the directories in its `lost+found`.
-    async fn return_host(&self) -> Vec<String> {
+    pub(crate) async fn return_host(&self) -> Vec<String> {
         reconcile::checkin::join(&self.cluster.app).await.unwrap();
         self.lost_found()
     }
@@ -139,6 +139,15 @@ async fn instances_of_missing_node_are_unknown_until_it_returns() {
         let body = (verb == "snapshot").then(|| json!({}));
         let refused = host.call(Method::POST, &host.path(&format!("/{verb}")), body).await;
         assert!(refused.status == 503 && refused.text.contains("node sim-1"), "{}", refused.text);
+    }
+    for (call, body) in [
+        ("/interfaces", json!({"network_uuid": "blue"})),
+        ("/agent/execute", json!({"command_line": "true"})),
+        ("/agent/get", json!({"path": "/etc/motd"})),
+        ("/agent/put", json!({"blob_uuid": host.id().to_string(), "path": "/etc/motd"})),
+    ] {
+        let refused = host.call(Method::POST, &host.path(call), Some(body)).await;
+        assert!(refused.status == 503 && refused.text.contains("node sim-1"), "{call}: {}", refused.text);
     }
     assert!(host.return_host().await.is_empty());
     reconcile::vms::run_once(&host.cluster.app).await.unwrap();
@@ -477,64 +486,4 @@ async fn policies_of_an_instance_can_be_replaced() {
     host.cluster.lose_node("sim-1").await;
     let refused = update(json!({"fencing": "none"})).await;
     assert!(refused.status == 503 && refused.text.contains("node sim-1"), "{}", refused.text);
-}
-
-/// Returns the addresses of an instance, and its floating addresses.
-fn addresses(instance: &Value) -> Vec<String> {
-    let interfaces = instance["interfaces"].as_array().unwrap();
-    let fields = interfaces.iter().flat_map(|interface| [&interface["ipv4"], &interface["floating"]]);
-    fields.filter_map(|field| field.as_str().map(str::to_owned)).collect()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn addresses_of_lost_instance_have_no_other_owner_until_it_is_deleted() {
-    // The netblock has addresses for five instances.
-    let host = LostHost::with_netblock(&json!({}), "10.0.0.0/29").await;
-    let lost = addresses(&host.instance);
-    assert_eq!(lost.len(), 2, "{}", host.instance);
-    let cluster = &host.cluster;
-    let mut count = 0;
-    let mut fill = async || {
-        // As many as there are addresses, at random, and the very address of the lost instance.
-        let mut found = Vec::new();
-        for _ in 0..6 {
-            count += 1;
-            let body = json!({
-                "name": format!("filler-{count}"), "cpus": 1, "memory": 64, "disk": [{"size": 1}], "placed_on": "sim-2",
-                "network": [{"network_uuid": "blue", "float": true}]
-            });
-            let created = host.call(Method::POST, "/instances", Some(body)).await;
-            if created.status == 200 {
-                found.push(created.body);
-            }
-        }
-        assert!(!found.is_empty());
-        for other in &found {
-            let overlap: Vec<String> =
-                addresses(other).into_iter().filter(|address| lost.contains(address)).collect();
-            assert!(overlap.is_empty(), "{overlap:?}");
-        }
-        let body = json!({
-            "name": format!("thief-{count}"), "cpus": 1, "memory": 64, "disk": [{"size": 1}], "placed_on": "sim-2",
-            "network": [{"network_uuid": "blue", "address": lost[0]}]
-        });
-        let refused = host.call(Method::POST, "/instances", Some(body)).await;
-        assert_eq!(refused.status, 409, "{}", refused.text);
-        cluster.settle().await;
-        for other in found {
-            let path = format!("/instances/{}", text(&other, "uuid"));
-            assert!(host.call(Method::DELETE, &path, None).await.status.is_success());
-        }
-        cluster.settle().await;
-        reconcile::quarantine::run(&cluster.app).await.unwrap();
-    };
-    cluster.lose_node("sim-1").await;
-    fill().await;
-    let evacuated = host.evacuate().await;
-    assert_eq!(text(&evacuated.body[0], "outcome"), "error", "{}", evacuated.text);
-    fill().await;
-    let deleted = host.call(Method::DELETE, "/nodes/sim-1", Some(json!({"dead": true}))).await;
-    assert_eq!(deleted.body["state"], "deleted", "{}", deleted.text);
-    fill().await;
-    assert_eq!(addresses(&host.show().await), lost);
 }

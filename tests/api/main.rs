@@ -15,6 +15,7 @@ mod fetch;
 mod instances;
 mod invitations;
 mod isolation;
+mod lost_addresses;
 mod lost_hosts;
 mod mesh;
 mod metadata;

@@ -188,9 +188,10 @@ fn candidate_takes_over_after_the_only_other_one_was_deleted() {
     let guest = Guest::new(&database, cluster.host(1), network, "guest", "10.0.0.9");
     guest.dhcp();
 
-    // The lease of the only candidate does not expire, so no other node takes over from its host, which lost power.
+    // The lease of the only candidate does not expire, so no other node takes over from its host, which is frozen and cut off.
     let mut lost = cluster.hosts.pop().unwrap();
-    lost.kill();
+    let mut frozen = lost.take_daemon();
+    frozen.freeze();
     lost.namespace.sh("ip link set mesh0 down && ip link set ext0 down");
     cluster.hosts[0].restart_with("NODE_IS_NETWORK_NODE", "true");
     let host = cluster.host(1);
@@ -207,4 +208,12 @@ fn candidate_takes_over_after_the_only_other_one_was_deleted() {
     wait_for("the candidate to be the network node", TIMEOUT, || (acquisitions(host) == 1).then_some(()));
     assert!(guest.namespace.pings("10.0.0.1"), "no gateway");
     require_moved(host, network, "m2", "m1");
+
+    // The gate of the deleted node has no timeout, so its daemon must close it.
+    let is_open = "nft list set ip muster-gate open | grep -q elements";
+    assert!(lost.namespace.succeeds(is_open));
+    lost.namespace.sh("ip link set mesh0 up");
+    frozen.signal(Signal::SIGCONT);
+    assert_eq!(frozen.wait_for_exit().code(), Some(1), "{}", frozen.log());
+    assert!(!lost.namespace.succeeds(is_open), "{}", frozen.log());
 }

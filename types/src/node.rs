@@ -277,7 +277,8 @@ pub struct NodeRecord {
     /// Set while the node is alive but does not reach its peers. It gets no new instances then.
     #[serde(default)]
     pub degraded: Option<NodeDegradation>,
-    /// The number of seconds after its last check-in when its watchdog stops VMs with self-fencing; `null` without a watchdog.
+    /// The number of seconds after its last check-in when watchdogs stop its VMs with self-fencing; `null` if it has none or that
+    /// is not certain.
     #[serde(default)]
     pub fencing_lease: Option<f64>,
     /// The objects that refer to this one, by relationship.

@@ -243,8 +243,8 @@ pub trait VmApi: Send + Sync {
     /// Returns every VM of which the node has at least some files, expected or not.
     fn list(&self) -> NodeFuture<'_, Vec<FoundVm>>;
 
-    /// Changes whether the watchdog stops a VM when the fencing lease expires. With [`FencingPolicy::Own`], returns when the
-    /// watchdog runs.
+    /// Changes whether its watchdog stops a VM when the fencing lease expires. With [`FencingPolicy::Own`], a VM that runs has a
+    /// watchdog when this returns.
     fn set_fencing(&self, id: InstanceId, fencing: FencingPolicy) -> NodeFuture<'_, ()>;
 
     /// Removes the note that the watchdog has stopped a VM.

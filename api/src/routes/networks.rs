@@ -221,6 +221,8 @@ pub(crate) async fn reserve(
 }
 
 /// Releases a reserved address.
+///
+/// The address of a deleted instance whose VM may still run on a lost host is reserved, too. Release it only if that host is off.
 #[utoipa::path(delete, path = "/networks/{network_ref}/addresses/{address}", tag = "networks",
     params(("network_ref" = String, Path), ("address" = String, Path)), responses((status = 400, description = "The address is not in the network."),
     (status = 403, description = "The address is not a manual reservation: it is free, quarantined or allocated."),

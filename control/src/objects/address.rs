@@ -3,8 +3,9 @@
 use std::net::Ipv4Addr;
 
 use muster_types::address::{AddressRecord, AddressType};
-use muster_types::event::Event;
-use muster_types::ids::NetworkId;
+use muster_types::event::{Event, EventType};
+use muster_types::ids::{InstanceId, NetworkId, NodeId};
+use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 
 use crate::app::App;
@@ -13,7 +14,7 @@ use crate::objects::network::address_pool::{quarantine, require_within};
 use crate::objects::network::state::{USABLE, changed, require_state};
 use crate::objects::network::{find_own, object};
 use muster_store::addresses::{self, AddressRow, Allocation};
-use muster_store::{networks, transaction};
+use muster_store::{Tx, TxError, networks, nodes, transaction};
 
 /// The maximum length of a comment, in characters.
 const MAX_COMMENT_CHARS: usize = 255;
@@ -83,7 +84,7 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
         let reserved = reserved.filter(|reserved| reserved.kind == AddressType::Manual);
         let reserved = reserved
             .ok_or_else(|| Error::Forbidden(format!("address {address} is not a manual reservation")))?;
-        let user = object(network.id);
+        let user = reserved.user.clone().unwrap_or_else(|| object(network.id));
         addresses::release(tx, network.pool(), address, AddressType::Manual, &user, quarantine(app).enabled)
             .await?;
         Ok(reserved.comment)
@@ -94,6 +95,45 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
             .with("address", address.to_string())
             .with("comment", comment),
     );
+    Ok(())
+}
+
+/// Reserves the address of a deleted instance whose VM may still run on a node, until that node is back or the reservation is
+/// released by request.
+pub(crate) async fn reserve_unfenced_in(
+    tx: &mut Tx,
+    network: NetworkId,
+    address: Ipv4Addr,
+    instance: InstanceId,
+    node: NodeId,
+) -> Result<(), TxError> {
+    let name = nodes::names(&mut *tx, &[node]).await?.remove(&node).unwrap_or_else(|| node.to_string());
+    let allocation = Allocation {
+        kind: AddressType::Manual,
+        user: ObjectRef::new(ObjectType::Node, node),
+        comment: format!("the VM of the deleted instance {instance} may still run on node {name}"),
+    };
+    let user = ObjectRef::new(ObjectType::Instance, instance);
+    addresses::reallocate(tx, network, address, (AddressType::Instance, &user), &allocation).await?;
+    Ok(())
+}
+
+/// Releases the addresses that are reserved because VMs might run on a node. The node has stopped them, and may be deleted.
+pub(crate) async fn release_unfenced(app: &App, node: NodeId) -> Result<()> {
+    let user = ObjectRef::new(ObjectType::Node, node);
+    for (network, address) in addresses::of_user(&*app.store, AddressType::Manual, &user).await? {
+        let released = transaction!(app.store.unfenced(), |tx| {
+            let Some(row) = networks::get(&mut *tx, network).await? else { return Ok(false) };
+            let is_quarantined = quarantine(app).enabled;
+            let kind = AddressType::Manual;
+            Ok(addresses::release(tx, row.pool(), address, kind, &user, is_quarantined).await?)
+        })?;
+        if released {
+            let event = Event::new(EventType::Mutate, object(network), "address reservation released");
+            let event = event.with("address", address.to_string()).with_object(user.clone());
+            app.events.record(event.with("reason", "the node has stopped the VM that might have used it"));
+        }
+    }
     Ok(())
 }
 

@@ -92,7 +92,7 @@ pub async fn delete(app: &App, caller: &Caller, node: &str, dead: bool) -> Resul
         record_state_change(app, id, from, NodeState::Deleted, "deleted by request");
     }
     // Repeated for a deleted node, in case that the last attempt failed. The maintainer repeats it, too.
-    match instance::delete::release_deleted_node(app, id, &row.identity.name).await {
+    match instance::delete::release_deleted_node(app, &row).await {
         // This daemon has deleted its own last node.
         Ok(()) | Err(Error::StaleEpoch(_)) => {}
         Err(error) => return Err(error),

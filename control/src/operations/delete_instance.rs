@@ -7,7 +7,7 @@ use muster_types::{Error, Result};
 use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::state::release;
-use crate::objects::instance::{local_node, target_id};
+use crate::objects::instance::{fence, local_node, target_id};
 use crate::objects::interface;
 use crate::objects::network::wait::wait_interface_removed;
 use crate::queue::{DeleteInstance, Operation as _, SnapshotInstance};
@@ -61,9 +61,11 @@ async fn delete_interfaces(app: &App, row: &OperationRow) -> Result<()> {
     if interfaces.is_empty() {
         return Ok(());
     }
+    fence::require_expired(app, &instance)?;
     transaction!(app.store, |tx| {
+        let unfenced = fence::unfenced_node_in(app, tx, &instance).await?;
         for interface in &interfaces {
-            interface::delete_in(app, tx, interface.id).await?;
+            interface::delete_in(app, tx, interface.id, unfenced).await?;
         }
         Ok(())
     })?;

@@ -34,7 +34,7 @@ pub async fn join(app: &App) -> Result<()> {
     }
     check_in(app).await?;
     for node in &app.nodes {
-        fence::remove_stale(app, node).await?;
+        fence::remove_stale_after_return(app, node).await?;
     }
     report(app, true).await
 }
@@ -46,7 +46,7 @@ pub async fn stop_deleted_nodes(app: &App) -> Result<()> {
             if let Err(error) = node.set_router_gate(RouterGate::Closed).await {
                 tracing::warn!(%error, "failed to close the gate of the routers");
             }
-            fence::remove_stale(app, node).await?;
+            fence::remove_stale_after_return(app, node).await?;
         }
     }
     Ok(())
@@ -122,7 +122,7 @@ pub async fn check_in(app: &App) -> Result<()> {
             node::revive(app, id).await?;
             // After it is active, so that no instance can be evacuated from it unnoticed. Before its lease is renewed, so
             // that the watchdog stops what this cannot.
-            fence::remove_stale(app, node).await?;
+            fence::remove_stale_after_return(app, node).await?;
         }
         node.renew_fencing_lease(began)?;
     }

@@ -10,8 +10,8 @@ use muster_store::{instances, operations, transaction};
 
 /// Runs one pass.
 pub async fn run(app: &App) -> Result<()> {
-    for (node, name) in instances::on_deleted_nodes(&*app.store).await? {
-        delete::release_deleted_node(app, node, &name).await?;
+    for node in instances::on_deleted_nodes(&*app.store).await? {
+        delete::release_deleted_node(app, &node).await?;
     }
     for row in instances::without_operation(&*app.store).await? {
         if matches!(row.state, InstanceState::DeleteWait | InstanceState::DeleteWaitError) {

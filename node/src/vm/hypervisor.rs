@@ -1,7 +1,7 @@
 //! The state that all VMs of this host share, and the recovery of VMs that an earlier daemon started.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use muster_types::ids::InstanceId;
 use muster_types::instance::FencingPolicy;
 use muster_types::node::HostFeature;
-use muster_types::vm::VmPower;
+use muster_types::vm::{VmPlan, VmPower};
 use muster_types::{Error, Result};
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
@@ -23,6 +23,7 @@ use super::display_tls::DisplayCertificates;
 use super::lifecycle::{KILL_TIMEOUT, Vm};
 use super::process::{self, Process};
 use super::vm_dir::{self, VmDir, file};
+use super::watchdog::{self, WatchdogCommand};
 use super::{console_log, kvm};
 use crate::change_notifier::ChangeNotifier;
 use crate::command::{Commands, Tool};
@@ -63,8 +64,6 @@ pub(crate) struct NodeAddress<'a> {
 /// The state that all VMs of this host share.
 #[derive(Debug)]
 pub(super) struct Hypervisor {
-    /// The directory that contains the directories of the VMs.
-    vms_dir: PathBuf,
     storage_dir: PathBuf,
     pub(super) storage: Arc<FileStorage>,
     /// The path of QEMU, or why it is missing.
@@ -115,7 +114,6 @@ impl Hypervisor {
             kvm.as_ref().err().map(|reason| format!("VMs are emulated, which is slow: {reason}"));
         let missing_features = [(HostFeature::Vms, missing_qemu), (HostFeature::Kvm, missing_kvm)];
         Self {
-            vms_dir: storage_dir.join(VMS_DIR),
             storage_dir: storage_dir.to_owned(),
             storage,
             qemu,
@@ -204,7 +202,7 @@ impl Hypervisor {
     }
 
     fn vm_dir(&self, id: InstanceId) -> VmDir {
-        VmDir::new(self.vms_dir.join(id.to_string()))
+        vm_dir(&self.storage_dir, id)
     }
 
     fn new_vm(&self, id: InstanceId, dir: VmDir, power: VmPower) -> Vm {
@@ -226,7 +224,7 @@ impl Hypervisor {
     /// Loads the VMs of earlier daemons, and re-attaches to those that run.
     async fn recover(self: &Arc<Self>) {
         let mut adoptions = tokio::task::JoinSet::new();
-        for id in saved_ids(&self.vms_dir) {
+        for id in saved_ids(&self.storage_dir.join(VMS_DIR)) {
             let dir = self.vm_dir(id);
             // After a reboot of the host a PID may belong to any process.
             let record = dir.record().filter(|record| record.boot == self.boot_id);
@@ -278,10 +276,24 @@ impl Hypervisor {
         None
     }
 
-    /// Changes whether the watchdog stops a VM, and waits until the watchdog runs if it does.
+    /// Changes whether the watchdog of a VM stops it. If the VM runs, it has a watchdog when this returns; otherwise it can
+    /// start with one.
     pub(super) async fn set_fencing(&self, vm: &Vm, fencing: FencingPolicy) -> Result<()> {
         vm.dir.set_fencing(fencing)?;
-        if fencing == FencingPolicy::Own { self.fencing_lease.ensure_watchdog().await } else { Ok(()) }
+        if fencing == FencingPolicy::None {
+            return Ok(());
+        }
+        self.fencing_lease.ensure().await?;
+        match vm.running() {
+            Some(_) => watchdog::ensure(&self.storage_dir, vm.id, &vm.dir).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the watchdog that a VM starts with, if it has self-fencing.
+    pub(super) fn watchdog_command(&self, plan: &VmPlan) -> io::Result<Option<WatchdogCommand>> {
+        let has_one = plan.fencing == FencingPolicy::Own;
+        has_one.then(|| WatchdogCommand::new(&self.storage_dir, plan.id)).transpose()
     }
 
     /// Chooses free ports that are not in `reserved`. Blocks.
@@ -369,36 +381,20 @@ async fn trim_logs(hypervisor: Weak<Hypervisor>) {
     }
 }
 
+/// Returns the directory of a VM of a node.
+pub(super) fn vm_dir(storage_dir: &Path, id: InstanceId) -> VmDir {
+    VmDir::new(storage_dir.join(VMS_DIR).join(id.to_string()))
+}
+
 /// Returns the VMs of a node that are stopped when its fencing lease expires, with their directories.
-fn self_fencing(storage_dir: &Path) -> impl Iterator<Item = (InstanceId, VmDir)> {
-    let vms_dir = storage_dir.join(VMS_DIR);
-    let vms = saved_ids(&vms_dir).into_iter().map(move |id| (id, VmDir::new(vms_dir.join(id.to_string()))));
+pub(super) fn self_fencing(storage_dir: &Path) -> impl Iterator<Item = (InstanceId, VmDir)> {
+    let vms = saved_ids(&storage_dir.join(VMS_DIR)).into_iter().map(|id| (id, vm_dir(storage_dir, id)));
     vms.filter(|(_, dir)| dir.fencing() == FencingPolicy::Own)
 }
 
 /// Returns whether a VM of a node is stopped when its fencing lease expires.
 pub(crate) fn has_self_fencing(storage_dir: &Path) -> bool {
     self_fencing(storage_dir).next().is_some()
-}
-
-/// Kills the processes of all VMs of a node with self-fencing, without a daemon. Returns the VMs whose process was killed.
-pub(crate) fn fence_all(storage_dir: &Path) -> Vec<InstanceId> {
-    let mut killed = Vec::new();
-    for (id, dir) in self_fencing(storage_dir) {
-        match dir.pid().map(|pid| Process::open_qemu(pid, id)) {
-            Some(Ok(Some(process))) => {
-                // Before it ends, so that a daemon does not report a crash.
-                if let Err(error) = dir.mark_fenced() {
-                    tracing::warn!(vm = %id, %error, "failed to mark a VM as fenced");
-                }
-                process.kill();
-                killed.push(id);
-            }
-            Some(Err(error)) => tracing::error!(vm = %id, %error, "failed to open VM process"),
-            Some(Ok(None)) | None => {}
-        }
-    }
-    killed
 }
 
 /// Runs blocking work on the blocking thread pool.

@@ -2,7 +2,8 @@
 //! docs/decisions/0018.
 //!
 //! `qemu_args` turns a plan into a command line, `start` prepares and launches, `lifecycle` supervises running VMs,
-//! `qmp` talks to QEMU, `consoles` gives access to serial consoles and displays, `vm_dir` stores everything of one VM, and `hypervisor` has the state that all VMs share.
+//! `qmp` talks to QEMU, `consoles` gives access to serial consoles and displays, `watchdog` enforces self-fencing, `vm_dir` stores
+//! everything of one VM, and `hypervisor` has the state that all VMs share.
 
 mod backup_job;
 mod cgroup;
@@ -28,6 +29,7 @@ mod start;
 mod tap;
 mod vm_dir;
 mod vsock;
+mod watchdog;
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -49,9 +51,11 @@ use serde_json::{Map, Value, json};
 
 pub(crate) use self::console_archive::ConsoleArchive;
 use self::hypervisor::{Hypervisor, blocking};
-pub(crate) use self::hypervisor::{NodeAddress, fence_all, has_self_fencing};
+pub(crate) use self::hypervisor::{NodeAddress, has_self_fencing};
 use self::lifecycle::Vm;
 use self::vm_dir::{VmExit, file};
+pub(crate) use self::watchdog::ensure_watchdogs;
+pub use self::watchdog::run_watchdog;
 use crate::command::Commands;
 use crate::fencing::FencingLease;
 use crate::guest::GuestRegistry;

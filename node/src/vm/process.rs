@@ -21,6 +21,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::network_isolation;
+use super::watchdog::{self, SIGNAL_EXIT_CODE, WatchdogCommand};
+
+/// How long the watchdog of a process may take to report its exit.
+const WATCHDOG_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Nanoseconds of one tick of USER_HZ, in which the kernel reports CPU time.
 const NANOSECONDS_PER_TICK: u64 = 10_000_000;
@@ -47,6 +51,8 @@ pub(super) struct SpawnRequest<'a> {
     /// The file into which it writes its PID before it executes the program, so that its PID is known at any time.
     pub(super) pid_file: File,
     pub(super) log: File,
+    /// The watchdog that becomes its parent.
+    pub(super) watchdog: Option<WatchdogCommand>,
 }
 
 /// A process, referenced by a pidfd.
@@ -54,6 +60,8 @@ pub(super) struct SpawnRequest<'a> {
 pub(super) struct Process {
     pub(super) pid: u32,
     pidfd: AsyncFd<OwnedFd>,
+    /// The watchdog that is its parent and reports its exit, if that is our child.
+    watchdog: Option<AsyncFd<OwnedFd>>,
 }
 
 /// How a process exited. Unknown unless it was our child.
@@ -64,7 +72,8 @@ pub(super) enum ProcessExit {
     Unknown,
 }
 
-/// Spawns a process in a new session that cannot open network connections, and returns its PID.
+/// Spawns a process in a new session that cannot open network connections. Returns the PID of the child of this process: of
+/// its watchdog if it has one, otherwise its own.
 pub(super) fn spawn(request: &SpawnRequest<'_>) -> io::Result<u32> {
     let mut command = Command::new(request.program);
     command
@@ -79,14 +88,18 @@ pub(super) fn spawn(request: &SpawnRequest<'_>) -> io::Result<u32> {
         .stderr(request.log.try_clone()?);
     let fds = request.inherited_fds.to_vec();
     let (credentials, pid_file) = (request.credentials, request.pid_file.as_raw_fd());
-    let parent = std::process::id();
+    let daemon = std::process::id();
+    let watchdog_command = request.watchdog.clone();
     let prepare = move || {
-        write_pid(pid_file)?;
         // If the daemon ended before the PID was written, the next one may have missed it: do not continue.
-        // SAFETY: always succeeds.
-        if unsafe { libc::getppid() }.unsigned_abs() != parent {
-            return Err(Errno::ESRCH.into());
-        }
+        let watchdog = match &watchdog_command {
+            Some(command) => Some(command.fork(pid_file, daemon)?),
+            None => {
+                write_pid(pid_file, std::process::id())?;
+                require_parent(daemon)?;
+                None
+            }
+        };
         nix::unistd::setsid()?;
         for fd in &fds {
             // SAFETY: takes integers only.
@@ -96,6 +109,7 @@ pub(super) fn spawn(request: &SpawnRequest<'_>) -> io::Result<u32> {
         unsafe { libc::umask(0o077) };
         network_isolation::leave_network();
         drop_privileges(credentials)?;
+        watchdog.map_or(Ok(()), watchdog::end_with)?;
         network_isolation::deny_network_sockets()?;
         Ok(())
     };
@@ -104,10 +118,14 @@ pub(super) fn spawn(request: &SpawnRequest<'_>) -> io::Result<u32> {
     command.spawn().map(|child| child.id())
 }
 
-/// Writes the PID of this process, without allocating.
-fn write_pid(file: RawFd) -> Result<(), Errno> {
+/// Fails if the parent of this process has ended, without allocating.
+pub(super) fn require_parent(pid: u32) -> Result<(), Errno> {
     // SAFETY: always succeeds.
-    let mut pid = unsafe { libc::getpid() }.unsigned_abs();
+    if unsafe { libc::getppid() }.unsigned_abs() == pid { Ok(()) } else { Err(Errno::ESRCH) }
+}
+
+/// Writes a PID, without allocating.
+pub(super) fn write_pid(file: RawFd, mut pid: u32) -> Result<(), Errno> {
     let mut digits = [0_u8; 10];
     let mut index = digits.len();
     while index > 0 {
@@ -149,25 +167,30 @@ fn drop_privileges(credentials: Option<Credentials>) -> Result<(), Errno> {
 impl Process {
     /// Opens the process with this PID if it is alive and is the QEMU of this VM.
     pub(super) fn open_qemu(pid: u32, vm: InstanceId) -> io::Result<Option<Self>> {
-        let Some(process) = Self::open(pid)? else { return Ok(None) };
+        let process = Self::open(pid)?;
         // Read after the pidfd was opened: if the files are about another process, the pidfd is of an exited one.
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let command_line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        Ok((is_alive(&stat) && is_qemu_of(&command_line, vm)).then_some(process))
+        Ok(process.filter(|process| is_qemu(process.pid, vm)))
+    }
+
+    /// Opens a process whose parent is a watchdog, which is our child.
+    pub(super) fn open_watched(pid: u32, watchdog: u32) -> io::Result<Option<Self>> {
+        let Some(parent) = Self::open(watchdog)? else { return Ok(None) };
+        // If the process has exited already, its watchdog is about to.
+        let process = match Self::open(pid)?.filter(|process| parent_of(process.pid) == Some(watchdog)) {
+            Some(process) => Some(process),
+            None => Self::open(watchdog)?,
+        };
+        Ok(process.map(|process| Self { pid, watchdog: Some(parent.pidfd), ..process }))
     }
 
     /// Opens the process with this PID, if it exists. The caller must know that the PID was not reused, such as that of
     /// a child.
     pub(super) fn open(pid: u32) -> io::Result<Option<Self>> {
         let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
-        let pidfd = match pidfd_open(raw, PidfdFlags::NONBLOCK) {
-            Ok(pidfd) => pidfd,
-            Err(rustix::io::Errno::SRCH) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
+        let Some(pidfd) = open_pidfd(raw)? else { return Ok(None) };
         // SAFETY: the `AsyncFd` owns the file descriptor, which stays open as long as it lives.
         let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
-        Ok(Some(Self { pid, pidfd: pidfd? }))
+        Ok(Some(Self { pid, pidfd: pidfd?, watchdog: None }))
     }
 
     /// Waits until the process has exited.
@@ -175,6 +198,9 @@ impl Process {
         // Fails only while the runtime shuts down.
         if self.pidfd.readable().await.is_err() {
             std::future::pending::<()>().await;
+        }
+        if let Some(watchdog) = &self.watchdog {
+            let _ = tokio::time::timeout(WATCHDOG_TIMEOUT, watchdog.readable()).await;
         }
     }
 
@@ -187,19 +213,19 @@ impl Process {
         let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
     }
 
-    /// Returns how the process exited, and reaps it if it was our child.
+    /// Returns how the process exited, and reaps our child: the process or its watchdog.
     pub(super) fn exit(&self) -> ProcessExit {
-        let status = waitid(
-            WaitId::PidFd(self.pidfd.get_ref().as_fd()),
-            WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
-        );
-        match status {
-            Ok(Some(status)) => status
-                .exit_status()
-                .map(ProcessExit::Code)
-                .or_else(|| status.terminating_signal().map(ProcessExit::Signal))
-                .unwrap_or(ProcessExit::Unknown),
-            _ => ProcessExit::Unknown,
+        let child = self.watchdog.as_ref().unwrap_or(&self.pidfd);
+        let status =
+            waitid(WaitId::PidFd(child.get_ref().as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        let Ok(Some(status)) = status else { return ProcessExit::Unknown };
+        match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) if self.watchdog.is_some() && code > SIGNAL_EXIT_CODE => {
+                ProcessExit::Signal(code - SIGNAL_EXIT_CODE)
+            }
+            (Some(code), _) => ProcessExit::Code(code),
+            (None, Some(signal)) => ProcessExit::Signal(signal),
+            (None, None) => ProcessExit::Unknown,
         }
     }
 
@@ -215,6 +241,27 @@ impl Process {
         let pages: Option<u64> = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
         pages.map(|pages| pages * 4096).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
+}
+
+/// Opens the pidfd of the process with this PID, if it exists.
+pub(super) fn open_pidfd(pid: Pid) -> io::Result<Option<OwnedFd>> {
+    match pidfd_open(pid, PidfdFlags::NONBLOCK) {
+        Ok(pidfd) => Ok(Some(pidfd)),
+        Err(rustix::io::Errno::SRCH) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns whether the process with this PID is alive and is the QEMU of this VM.
+pub(super) fn is_qemu(pid: u32, vm: InstanceId) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let command_line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    is_alive(&stat) && is_qemu_of(&command_line, vm)
+}
+
+/// Returns the PID of the parent of a process.
+fn parent_of(pid: u32) -> Option<u32> {
+    fields(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?).get(1)?.parse().ok()
 }
 
 /// CPU time of a process, in nanoseconds.
@@ -333,6 +380,7 @@ mod tests {
             inherited_fds: &[],
             pid_file: File::create(dir.path().join("pid")).unwrap(),
             log: File::create(&log).unwrap(),
+            watchdog: None,
         };
         let process = Process::open(spawn(&request).unwrap()).unwrap().unwrap();
         assert!(process.exits_within(Duration::from_secs(20)).await);
@@ -362,6 +410,7 @@ mod tests {
             inherited_fds: &[inherited.as_raw_fd()],
             pid_file: File::create(&pid_file).unwrap(),
             log: File::create(&log).unwrap(),
+            watchdog: None,
         };
         let pid = spawn(&request).unwrap();
         let process = Process::open(pid).unwrap().unwrap();

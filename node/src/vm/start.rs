@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_types::instance::{MachineType, SideChannel};
+use muster_types::instance::{FencingPolicy, MachineType, SideChannel};
 use muster_types::spec::Vdi;
 use muster_types::vm::{DiskKind, VmPlan, VmPower};
 use muster_types::{Error, Result};
@@ -28,7 +28,7 @@ use super::qmp::{Qmp, QmpEvent};
 use super::tap::Tap;
 use super::vm_dir::{VmDir, VmExit, VmRecord, file};
 use super::vsock::Vsock;
-use super::{backup_job, cgroup, config_drive, vsock};
+use super::{backup_job, cgroup, config_drive, vsock, watchdog};
 use crate::files::io_error;
 use crate::vm_socket;
 
@@ -43,7 +43,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A QEMU process that was spawned, but has not answered yet.
 struct SpawnedVm {
-    pid: u32,
+    process: Process,
     record: VmRecord,
     stream: std::os::unix::net::UnixStream,
     /// The ports of its consoles, unless they are closed.
@@ -56,16 +56,16 @@ pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmP
         hypervisor.start_permits.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
     hypervisor.set_fencing(vm, plan.fencing).await?;
     let (shared, own_plan, dir) = (hypervisor.clone(), plan.clone(), vm.dir.clone());
-    let SpawnedVm { pid, record, stream, listeners } =
+    let SpawnedVm { process, record, stream, listeners } =
         blocking(move || spawn(&shared, &dir, &own_plan)).await?;
-    // A child's PID is not reused before its exit status is collected.
-    let process = Process::open(pid).map_err(io_error("failed to watch VM process"))?;
-    let process = process.ok_or_else(|| Error::Internal(format!("process {pid} does not exist")))?;
     let dir = vm.dir.clone();
     let synced = tokio::task::spawn_blocking(move || dir.sync());
     let started = async {
         let (qmp, events) = connect(stream).await?;
         protect_display(&qmp, &vm.dir, DisplayProtocol::of(plan.video.vdi)).await?;
+        if plan.fencing == FencingPolicy::Own {
+            watchdog::wait(&vm.dir).await?;
+        }
         // Before the guest runs, so that a power failure cannot hide that it did.
         synced.await.map_err(|error| Error::Internal(error.to_string()))??;
         qmp.execute("cont", json!({})).await?;
@@ -184,6 +184,7 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
     let cgroup = cgroup::Cgroup::create(plan.id, plan.generation, plan.cpus, plan.memory_mb)?;
     // The connection waits in the socket's backlog until QEMU accepts it.
     let stream = vm_socket::connect_early(dir.path(), vm_socket::QMP).map_err(socket_error)?;
+    let failed = |error: io::Error| Error::Unavailable(format!("failed to start QEMU: {error}"));
     let request = SpawnRequest {
         program: qemu,
         arguments: &qemu_args::arguments(plan, &resources),
@@ -193,15 +194,22 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
         inherited_fds: &inherited_fds(&resources),
         pid_file: dir.create_pid_file()?,
         log: dir.create_log()?,
+        watchdog: hypervisor.watchdog_command(plan).map_err(failed)?,
     };
-    let pid = process::spawn(&request)
-        .map_err(|error| Error::Unavailable(format!("failed to start QEMU: {error}")))?;
+    let child = process::spawn(&request).map_err(failed)?;
+    // A child's PID is not reused before its exit status is collected.
+    let process = match &request.watchdog {
+        Some(_) => dir.pid().map_or(Ok(None), |pid| Process::open_watched(pid, child)),
+        None => Process::open(child),
+    };
+    let process = process.map_err(io_error("failed to watch VM process"))?;
+    let process = process.ok_or_else(|| Error::Internal(format!("process {child} does not exist")))?;
     if let Some(cgroup) = cgroup
-        && let Err(error) = cgroup.add(pid)
+        && let Err(error) = cgroup.add(process.pid)
     {
         tracing::warn!(vm = %plan.id, %error, "failed to move VM process into its cgroup");
     }
-    Ok(SpawnedVm { pid, record, stream, listeners })
+    Ok(SpawnedVm { process, record, stream, listeners })
 }
 
 /// Creates the files of a start, and gives the VM's user access to exactly the files that it needs.

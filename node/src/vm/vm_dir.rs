@@ -3,7 +3,7 @@
 //! ```text
 //! <disk>.qcow2  <disk>.base  <disk>.iso  nvram.fd  config.iso     disks and firmware
 //! machine.json  pid  started  end.json  reboot                    state
-//! fencing  fenced  fenced-at                                      fencing
+//! fencing  fenced  fenced-at  watchdog.lock                       fencing
 //! qmp  console  sc-sf-agent  display/spice                        sockets
 //! display-password                                                secret of the daemon
 //! console.log  console.old  qemu.log                              logs
@@ -35,7 +35,7 @@ const PID_FILE: &str = "pid";
 const STARTED_FILE: &str = "started";
 const EXIT_FILE: &str = "end.json";
 const REBOOT_FILE: &str = "reboot";
-/// Exists if the watchdog stops the VM when the fencing lease expires.
+/// Exists if the watchdog of the VM stops it when the fencing lease expires.
 const FENCING_FILE: &str = "fencing";
 /// Exists if the watchdog has stopped the last run of the VM.
 const FENCED_FILE: &str = "fenced";
@@ -284,7 +284,12 @@ impl VmDir {
     }
 
     pub(super) fn fencing(&self) -> FencingPolicy {
-        if self.file(FENCING_FILE).exists() { FencingPolicy::Own } else { FencingPolicy::None }
+        // An unreadable directory must not keep a VM running.
+        if self.file(FENCING_FILE).try_exists().unwrap_or(true) {
+            FencingPolicy::Own
+        } else {
+            FencingPolicy::None
+        }
     }
 
     /// Records that the process is killed because the fencing lease expired.

@@ -98,6 +98,30 @@ on_both_engines! {
         assert!(allocated(&store, pool).await.is_empty());
     }
 
+    async fn allocation_of_an_address_changes_only_from_its_user(store: Arc<Store>) {
+        let pool = pool("10.0.0.0/24");
+        let address = Ipv4Addr::new(10, 0, 0, 9);
+        assert!(allocate(&store, pool, address, "one").await);
+        let node = ObjectRef::new(ObjectType::Node, "n");
+        let reserved =
+            Allocation { kind: AddressType::Manual, user: node.clone(), comment: "it may run".into() };
+        let change = async |user: &str| {
+            let from = (AddressType::Instance, &owner(user));
+            transaction!(store, |tx| {
+                Ok(addresses::reallocate(tx, pool.network, address, from, &reserved).await?)
+            })
+            .unwrap()
+        };
+        assert!(!change("two").await && change("one").await && !change("one").await);
+        let row = addresses::get(&*store, pool.network, address).await.unwrap().unwrap();
+        assert_eq!((row.kind, row.user, row.comment.as_str()), (AddressType::Manual, Some(node.clone()), "it may run"));
+        let of_user = async |user| addresses::of_user(&*store, AddressType::Manual, &user).await.unwrap();
+        assert_eq!(of_user(node).await, [(pool.network, address)]);
+        assert!(of_user(ObjectRef::new(ObjectType::Node, "m")).await.is_empty());
+        assert!(!release(&store, pool, address, "one", false).await);
+        assert_counted(&store, pool).await;
+    }
+
     async fn allocates_all_addresses_of_a_network(store: Arc<Store>) {
         for netblock in ["10.0.0.0/29", "10.1.0.0/24", "10.2.0.0/23"] {
             let pool = pool(netblock);

@@ -10,7 +10,7 @@ const UNFINISHED_OPERATIONS: &str =
     "SELECT name, target_type, target_id FROM operations WHERE state IN ('queued', 'executing')";
 
 /// Programs that keep running while the daemon restarts. Clusters of hosts check that they end with their object.
-const PERSISTENT_PROGRAMS: [&str; 2] = ["qemu-system", "dnsmasq"];
+const PERSISTENT_PROGRAMS: [&str; 3] = ["qemu-system", "dnsmasq", "muster watchdog"];
 
 /// Returns the unfinished operations in a database; none when it cannot be read, since tests also break databases.
 pub(crate) fn unfinished_operations(database_url: &str) -> Vec<String> {

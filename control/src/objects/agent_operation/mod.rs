@@ -169,6 +169,9 @@ pub async fn create(
 ) -> Result<AgentOperationRecord> {
     let received = now();
     let row = instances::get(&*app.store, instance).await?.ok_or_else(|| Error::not_found("instance"))?;
+    instance::require_created(&row)?;
+    // The agent of an instance whose node does not check in is not ready, either.
+    instance::locate(app, &row).await?;
     require_ready(&row)?;
     let (deadline, progress_timeout) = read_budgets(app, &request, budgets, received)?;
     request.check()?;

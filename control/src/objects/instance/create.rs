@@ -244,6 +244,7 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
             disposable: request.disposable,
             restart,
             fencing,
+            unfenced: None,
         },
         networks: request.networks,
         metadata,

@@ -1,19 +1,20 @@
 //! Deletes instances.
 
 use muster_types::event::Event;
-use muster_types::ids::{InstanceId, NodeId};
+use muster_types::ids::InstanceId;
 use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::operation::OperationHandle;
 use muster_types::{Error, Result};
 
 use super::state::release_from_node;
-use super::{find_own, lost, object, operation_on, record};
+use super::{fence, find_own, lost, object, operation_on, record};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::namespace_for_delete_all;
 use crate::objects::audit::with_caller;
 use crate::queue::{DeleteInstance, Operation as _, SnapshotInstance};
 use muster_store::instances::InstanceRow;
+use muster_store::nodes::NodeRow;
 use muster_store::{StoreError, Tx, TxError, instances, node_ledgers, operations, transaction};
 
 /// Deletes an instance. An operation removes its VM and then everything else.
@@ -81,11 +82,13 @@ async fn pending(tx: &mut Tx, row: &InstanceRow) -> Result<Option<OperationHandl
 }
 
 /// Removes the instances of a deleted node, whose VMs are lost. Instances that were being deleted become deleted, the others
-/// enter the error state and keep their addresses.
-pub(crate) async fn release_deleted_node(app: &App, node: NodeId, name: &str) -> Result<()> {
+/// enter the error state. Their addresses stay allocated or reserved unless the VMs were certainly stopped.
+pub(crate) async fn release_deleted_node(app: &App, node: &NodeRow) -> Result<()> {
+    let (id, name) = (node.identity.id, &node.identity.name);
     // Waits for allocations in progress, so that they are found below. Later ones see that the node is deleted.
-    transaction!(app.store, |tx| { Ok(node_ledgers::lock(tx, node).await?) })?;
-    for row in instances::of_node(&*app.store, node).await? {
+    transaction!(app.store, |tx| { Ok(node_ledgers::lock(tx, id).await?) })?;
+    for row in instances::of_node(&*app.store, id).await? {
+        let row = fence::with_unfenced(app, row, node);
         if row.state == InstanceState::DeleteWait {
             release_from_node(app, &row, row.state, InstanceState::Deleted, true).await?;
         } else {

@@ -31,10 +31,6 @@ use crate::objects::{blob_copy, version};
 use crate::queue::EvacuateInstance;
 use crate::scheduler::PlacementRequest;
 
-/// The number of seconds after the end of a fencing lease until an instance restarts elsewhere: covers the poll interval of
-/// the watchdog, the end of the processes, and the difference between the clocks of two hosts.
-const FENCING_MARGIN: f64 = 10.0;
-
 /// The content of the disks of an evacuated instance.
 struct RestoredDisks {
     spec: InstanceSpec,
@@ -58,6 +54,7 @@ pub async fn evacuate(
             // It has no VM.
             continue;
         }
+        let row = fence::with_unfenced(app, row, node);
         let (outcome, target, reason) =
             evacuate_instance(app, caller, node, &row).await.unwrap_or_else(|error| failure(&row, error));
         record_outcome(app, caller, node, &row, outcome, target.clone(), &reason);
@@ -87,10 +84,10 @@ pub(crate) async fn restart_fenced(app: &App, silent: &[(NodeRow, f64)]) -> Resu
             continue;
         }
         for row in instances::of_node(&*app.store, node.identity.id).await? {
-            let lease = fence::certain_lease(&row.spec, &node.report);
+            let end = fence::certain_end(&row.spec, &node.report);
             if row.state != InstanceState::Created
                 || row.spec.restart != RestartPolicy::Elsewhere
-                || lease.is_none_or(|lease| *silence < lease + FENCING_MARGIN)
+                || end.is_none_or(|end| *silence < end)
             {
                 continue;
             }

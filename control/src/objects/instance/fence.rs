@@ -7,8 +7,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use muster_store::instances::{self, InstanceRow, InstanceSpec};
-use muster_store::{StoreError, transaction};
+use muster_store::instances::{self, InstanceRow, InstanceSpec, UnfencedVm};
+use muster_store::nodes::{self, NodeRow};
+use muster_store::{StoreError, Tx, TxError, transaction};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{FencingPolicy, InstanceState, RestartPolicy};
@@ -21,7 +22,12 @@ use muster_types::{Error, Result};
 use super::{object, require_created};
 use crate::app::App;
 use crate::auth::Caller;
+use crate::objects::address::release_unfenced;
 use crate::objects::audit::with_caller;
+
+/// The number of seconds after the end of a fencing lease until a VM has certainly stopped: covers the poll interval of the
+/// watchdog, the end of the process, and the difference between the clocks of two hosts.
+const FENCING_MARGIN: f64 = 10.0;
 
 /// The event of a VM that the watchdog has stopped.
 const FENCED: &str = "watchdog stopped the VM";
@@ -144,15 +150,80 @@ pub(super) fn check_restart(app: &App, spec: &InstanceSpec) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of seconds after the last check-in of a node when its watchdog has stopped the VM of an instance, or
-/// `None` if the VM may keep running. The daemon of the node reports a lease only after its VMs have the policies of their
-/// instances.
-pub(super) fn certain_lease(spec: &InstanceSpec, report: &NodeReport) -> Option<f64> {
-    match spec.fencing {
+/// Returns the number of seconds after the last check-in of a node when the VM of an instance has certainly stopped, or `None`
+/// if it may keep running. The daemon of the node reports a lease only after its VMs have the policies of their instances.
+pub(super) fn certain_end(spec: &InstanceSpec, report: &NodeReport) -> Option<f64> {
+    let lease = match spec.fencing {
         None => report.fencing_lease,
         Some(FencingPolicy::Own) => report.instance_fencing_lease,
         Some(FencingPolicy::None) => None,
+    };
+    lease.map(|lease| lease + FENCING_MARGIN)
+}
+
+/// Returns the row of an instance that is to be removed from a node which does not check in, with the VM that may still run
+/// there. An earlier one is then forgotten.
+pub(super) fn with_unfenced(app: &App, mut row: InstanceRow, node: &NodeRow) -> InstanceRow {
+    // A daemon that was stopped on purpose has ended its lease. Of a deleted node, this is unknown.
+    let has_lease = matches!(node.state, NodeState::Missing | NodeState::Error);
+    let end = certain_end(&row.spec, &node.report).filter(|_| has_lease);
+    let vm = UnfencedVm { node: node.identity.id, until: end.map(|end| node.lastseen + end) };
+    if !is_expired(app, &vm) {
+        row.spec.unfenced = Some(vm);
     }
+    row
+}
+
+fn is_expired(app: &App, vm: &UnfencedVm) -> bool {
+    vm.until.is_some_and(|until| app.store.membership.database_time() >= until)
+}
+
+/// Rejects an instance with [`Error::NotReady`] whose VM on a lost node stops when the fencing lease expires.
+pub(crate) fn require_expired(app: &App, row: &InstanceRow) -> Result<()> {
+    match row.spec.unfenced.filter(|vm| vm.until.is_some() && !is_expired(app, vm)) {
+        Some(_) => Err(Error::NotReady("the fencing lease of its former node has not expired".into())),
+        None => Ok(()),
+    }
+}
+
+/// Returns the node on which a VM of an instance may still run. It does not return before the transaction ends.
+pub(crate) async fn unfenced_node_in(
+    app: &App,
+    tx: &mut Tx,
+    row: &InstanceRow,
+) -> Result<Option<NodeId>, TxError> {
+    let Some(vm) = row.spec.unfenced.filter(|vm| !is_expired(app, vm)) else { return Ok(None) };
+    if nodes::lock_silent(tx, vm.node).await? {
+        return Ok(Some(vm.node));
+    }
+    let state = nodes::state(&mut *tx, vm.node).await?;
+    // A node that checks in has stopped its stale VMs.
+    Ok((!matches!(state, Some(NodeState::Created | NodeState::Stopping))).then_some(vm.node))
+}
+
+/// Stops every stale VM of a node that was not active, or was deleted, and releases the addresses that were reserved for them.
+pub(crate) async fn remove_stale_after_return(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
+    let vms = remove_stale(app, node).await?;
+    // A VM without a row may be one of these.
+    if vms.found.iter().all(|(_, row)| row.is_some()) {
+        release_unfenced(app, node.identity().id).await?;
+    }
+    Ok(())
+}
+
+/// Records that the VM of an earlier placement does not run any longer.
+async fn clear_unfenced(app: &App, id: InstanceId, node: NodeId) -> Result<()> {
+    transaction!(app.store.unfenced(), |tx| {
+        if !instances::lock_undeleted(tx, id).await? {
+            return Ok(());
+        }
+        let row = instances::get(&mut *tx, id).await?;
+        let Some(row) = row.filter(|row| row.spec.unfenced.is_some_and(|vm| vm.node == node)) else {
+            return Ok(());
+        };
+        let spec = InstanceSpec { unfenced: None, ..row.spec };
+        Ok(instances::set_spec(tx, id, &spec, &row.disks).await?)
+    })
 }
 
 /// Stops every stale VM of a node and moves its files to `lost+found`. Returns the VMs that remain. Call it before the node
@@ -247,6 +318,9 @@ async fn move_to_lost_found(
     reason: &str,
 ) -> Result<()> {
     let Some(path) = node.vms().move_to_lost_found(id, reason).await? else { return Ok(()) };
+    if has_row {
+        clear_unfenced(app, id, node.identity().id).await?;
+    }
     let (name, path) = (&node.identity().name, path.display().to_string());
     let message = "stale VM stopped and moved to lost+found";
     tracing::warn!(instance = %id, node = name, path, reason, message);

@@ -1,6 +1,6 @@
 //! Instances whose node does not check in: their VMs may run or not. See docs/decisions/0052.
 
-use muster_store::instances::InstanceRow;
+use muster_store::instances::{InstanceRow, InstanceSpec};
 use muster_store::nodes::NodeRow;
 use muster_store::{StoreError, Tx, TxError, agent_operations, instances, operations, transaction};
 use muster_types::capacity::CommittedCapacity;
@@ -67,7 +67,7 @@ pub(crate) async fn mark_unknown(app: &App) -> Result<()> {
 }
 
 /// Puts an instance in error whose VM is lost, and removes it from its node. It keeps its interfaces and addresses until it
-/// is deleted, because a VM may still run on the host. Its operations are aborted, except the one that calls this.
+/// is deleted. `row` tells whether its VM may still run. Its operations are aborted, except the one that calls this.
 pub(crate) async fn fail_lost(
     app: &App,
     row: &InstanceRow,
@@ -119,6 +119,8 @@ async fn fail_lost_in(
     agent_operations::fail_all(tx, id, reason).await?;
     operations::abort_unfinished(tx, &object(id), operation).await?;
     instances::set_power(tx, id, PowerState::Unknown).await?;
+    let spec = InstanceSpec { unfenced: row.spec.unfenced, ..current.spec.clone() };
+    instances::set_spec(tx, id, &spec, &current.disks).await?;
     let ledger = placement::release_in(tx, &current).await?;
     instances::clear_node(tx, id).await?;
     Ok(FailedInstance { is_failed, ledger })

@@ -9,7 +9,7 @@ use muster_types::spec::NetworkSpec;
 use muster_types::{Error, Result};
 
 use super::create::{MAX_SLOTS, find_network, slots};
-use super::{find_own, object, operation_on};
+use super::{find_own, locate, object, operation_on};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::interface::{self, NewInterface};
@@ -33,6 +33,7 @@ pub async fn plug(
     if !PLUGGABLE.contains(&row.state) {
         return Err(not_pluggable());
     }
+    locate(app, &row).await?;
     let (network, wanted, address) = find_network(app, &row.namespace, wanted, "network").await?;
     let own = [row.id];
     let added = [(QuotaName::FloatingAddresses, i64::from(wanted.float))];

@@ -11,7 +11,7 @@ use muster_types::ids::InstanceId;
 use muster_types::instance::{InstanceState, PowerState};
 use muster_types::{Error, Result};
 
-use super::{local_node, object, placement, target_id};
+use super::{fence, local_node, object, placement, target_id};
 use crate::app::App;
 use crate::objects::interface;
 
@@ -93,11 +93,12 @@ pub(crate) async fn release_from_node(
     // The state keeps interfaces from being added.
     let remaining = interfaces::of_instances(&*app.store, &[id]).await?;
     let released = transaction!(app.store, |tx| {
+        let unfenced = fence::unfenced_node_in(app, tx, instance).await?;
         if !instances::set_state(tx, id, from, to, None).await? {
             return Ok(None);
         }
         for interface in &remaining {
-            interface::delete_in(app, tx, interface.id).await?;
+            interface::delete_in(app, tx, interface.id, unfenced).await?;
         }
         if let Some(node) = instance.node {
             instances::set_ports(tx, id, node, None).await?;

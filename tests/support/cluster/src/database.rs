@@ -65,7 +65,7 @@ impl ClusterDatabase {
 
     /// Deletes an interface.
     pub fn delete_interface(&self, interface: InterfaceId) {
-        assert!(self.transaction(async |tx: &mut Tx| delete_in(&self.app, tx, interface).await));
+        assert!(self.transaction(async |tx: &mut Tx| delete_in(&self.app, tx, interface, None).await));
     }
 
     /// Runs a function in a transaction, and retries it after conflicts.
