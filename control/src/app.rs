@@ -23,8 +23,8 @@ use crate::health::Health;
 use crate::peer::Peers;
 use crate::queue::Queue;
 use crate::state::{
-    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, InstanceLocks, NetworkNotifier, PlacementCache,
-    StateCountsCache, TerminalSessions, UploadLocks,
+    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, InstanceLocks, NetworkNotifier, NodeCache,
+    OwnedLeases, PlacementCache, StateCountsCache, TerminalSessions, UploadLocks,
 };
 use muster_store::Store;
 use muster_store::leases::LeaseOwner;
@@ -46,6 +46,8 @@ pub struct App {
     pub queue: Queue,
     /// What other daemons changed.
     pub(crate) cluster_changes: ClusterChanges,
+    pub(crate) node_cache: NodeCache,
+    pub(crate) leases: OwnedLeases,
     pub networks: NetworkNotifier,
     pub agents: AgentNotifier,
     pub terminal_sessions: TerminalSessions,
@@ -104,6 +106,8 @@ impl App {
             event_budget: EventBudget::default(),
             queue: Queue::default(),
             cluster_changes: ClusterChanges::default(),
+            node_cache: NodeCache::default(),
+            leases: OwnedLeases::default(),
             networks: NetworkNotifier::default(),
             agents: AgentNotifier::default(),
             terminal_sessions: TerminalSessions::default(),

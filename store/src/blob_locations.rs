@@ -52,9 +52,18 @@ pub async fn of_blob(db: impl Read, blob: BlobId) -> Result<Vec<BlobLocationRow>
 pub struct NodeContent {
     /// The state of the node.
     pub state: Option<NodeState>,
-    /// The copies of blobs, each with the state of the blob.
-    pub copies: HashMap<BlobId, (CopyState, BlobState)>,
+    pub copies: HashMap<BlobId, NodeCopy>,
     pub uploads: Vec<UploadRow>,
+}
+
+/// A copy of a node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NodeCopy {
+    pub state: CopyState,
+    /// The Unix time when its content was last verified.
+    pub verified: f64,
+    /// The state of the blob.
+    pub blob: BlobState,
 }
 
 /// Returns what a node should store.
@@ -62,33 +71,17 @@ pub async fn of_node(db: impl Read, node: NodeId) -> Result<NodeContent, StoreEr
     let mut union = Union::default();
     let state = union.add("state", "FROM nodes WHERE uuid = ?".into(), params![node]);
     let tail = "FROM blob_locations JOIN blobs ON blobs.uuid = blob_uuid WHERE node_uuid = ?";
-    let copies = union.add("blob_uuid, blob_locations.state, blobs.state", tail.into(), params![node]);
+    let columns = "blob_uuid, blob_locations.state, verified, blobs.state";
+    let copies = union.add(columns, tail.into(), params![node]);
     let uploads = union.add(UploadRow::COLUMNS, "FROM uploads WHERE node_uuid = ?".into(), params![node]);
     let mut rows = union.fetch(db).await?;
-    let found: Vec<(BlobId, CopyState, BlobState)> = rows.take(copies)?;
+    let found: Vec<(BlobId, CopyState, f64, BlobState)> = rows.take(copies)?;
+    let copy = |(id, state, verified, blob)| (id, NodeCopy { state, verified, blob });
     Ok(NodeContent {
         state: rows.take(state)?.pop(),
-        copies: found.into_iter().map(|(blob, copy, state)| (blob, (copy, state))).collect(),
+        copies: found.into_iter().map(copy).collect(),
         uploads: rows.take(uploads)?,
     })
-}
-
-/// Returns copies of an undeleted node that are due for verification, oldest first: complete ones that were last verified
-/// before `complete`, and damaged ones before `damaged`.
-pub async fn unverified(
-    mut db: impl Read,
-    node: NodeId,
-    complete: f64,
-    damaged: f64,
-    limit: i64,
-) -> Result<Vec<(BlobId, CopyState)>, StoreError> {
-    let sql = "SELECT blob_uuid, blob_locations.state FROM blob_locations \
-               JOIN blobs ON blobs.uuid = blob_uuid AND blobs.state = 'created' \
-               WHERE node_uuid = ? AND ((blob_locations.state = ? AND verified <= ?) \
-               OR (blob_locations.state = ? AND verified <= ?)) \
-               AND NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.uuid = node_uuid AND nodes.state = 'deleted') \
-               ORDER BY verified LIMIT ?";
-    db.fetch(sql, params![node, CopyState::Complete, complete, CopyState::Damaged, damaged, limit]).await
 }
 
 /// Returns the blobs that have at least one complete copy, but fewer than `wanted` on available nodes.

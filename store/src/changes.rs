@@ -11,7 +11,7 @@ use muster_types::ids::NodeId;
 use muster_types::time::now;
 
 use super::leases::{Lease, NETWORK_NODE_LEASE};
-use super::networks::GENERATION_SUM;
+use super::networks::GENERATIONS;
 use super::time::NOW;
 use super::{Read, Select as _, StoreError, Union, Value, params, placeholders};
 
@@ -20,10 +20,10 @@ use super::{Read, Select as _, StoreError, Union, Value, params, placeholders};
 pub struct ChangeSummary {
     /// When the first operation that a node of the daemon may run is due. Earlier than now if its worker stopped.
     pub next_operation: Option<f64>,
-    /// The number of wanted networks and the sum over their generations.
+    /// The number of wanted networks, and a sum of their generations.
     pub networks: (i64, i64),
-    /// The number of nodes, and of those that are up.
-    pub nodes: (i64, i64),
+    /// The number of nodes, of those that are up, and the sum of their epochs, which changes when a daemon starts.
+    pub nodes: (i64, i64, i64),
     /// The earliest last check-in of the nodes that should check in.
     pub oldest_checkin: Option<f64>,
     /// The number of nodes that do not check in and are not deleted.
@@ -42,10 +42,18 @@ pub struct ChangeSummary {
     pub queried: (f64, f64),
 }
 
+impl ChangeSummary {
+    /// Returns an unexpired lease.
+    #[must_use]
+    pub fn lease(&self, name: &str) -> Option<&Lease> {
+        self.leases.iter().find(|lease| lease.name == name)
+    }
+}
+
 /// Reads the summary for a daemon with some nodes, at a time of the database.
 pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSummary, StoreError> {
     type Operations = (Option<f64>, Option<f64>, i64);
-    type Nodes = ((i64, i64), Option<f64>, i64, f64);
+    type Nodes = ((i64, i64, i64), Option<f64>, i64, f64);
     type Others = ((i64, i64), (i64, i64), Option<NodeId>);
     let mut union = Union::default();
     let own = format!("(node_uuid IS NULL OR node_uuid IN ({}))", placeholders(nodes.len()));
@@ -58,13 +66,13 @@ pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSu
     let values: Vec<Value> = ids().chain([time.into()]).chain(ids()).collect();
     let operations = union.add(&columns, String::new(), &values);
     let columns = format!(
-        "COUNT(*), COALESCE(SUM(CASE state WHEN 'created' THEN 1 ELSE 0 END), 0), \
+        "COUNT(*), COALESCE(SUM(CASE state WHEN 'created' THEN 1 ELSE 0 END), 0), COALESCE(SUM(epoch), 0), \
          MIN(CASE WHEN state IN ('created', 'stopping') THEN lastseen END), \
          COALESCE(SUM(CASE WHEN state IN ('stopped', 'missing', 'error') THEN 1 ELSE 0 END), 0), CAST({NOW} AS DOUBLE)"
     );
     let nodes = union.add(&columns, "FROM nodes".into(), &[]);
     let columns = format!(
-        "(SELECT COUNT(*) FROM networks WHERE wanted = 1), (SELECT {GENERATION_SUM} FROM networks WHERE wanted = 1), \
+        "(SELECT COUNT(*) FROM networks WHERE wanted = 1), (SELECT {GENERATIONS} FROM networks WHERE wanted = 1), \
          (SELECT COUNT(*) FROM blobs WHERE state = 'created'), (SELECT COUNT(*) FROM blob_locations), \
          (SELECT holder FROM leases WHERE name = ?)"
     );

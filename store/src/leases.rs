@@ -12,6 +12,7 @@ use crate::error::StoreError;
 use crate::row::{Read, columns};
 use crate::store::Store;
 use crate::time::NOW;
+use crate::value::Value;
 use crate::{params, transaction};
 
 /// The lease whose owner is the active network node. The owner's id is that of the node.
@@ -37,11 +38,8 @@ impl LeaseOwner {
     }
 }
 
-/// Acquires or renews a lease for `seconds`. Returns whether `owner` owns it.
+/// Acquires a lease for `seconds`, or renews it. Returns whether `owner` owns it.
 pub async fn acquire(store: &Store, name: &str, owner: &LeaseOwner, seconds: f64) -> Result<bool> {
-    if renew(store, name, owner, seconds).await {
-        return Ok(true);
-    }
     transaction!(store, |tx| {
         let sql = format!(
             "SELECT version, CASE WHEN holder = ? OR expires <= {NOW} THEN 1 ELSE 0 END FROM leases WHERE name = ?"
@@ -71,16 +69,33 @@ pub async fn acquire(store: &Store, name: &str, owner: &LeaseOwner, seconds: f64
     })
 }
 
-/// Renews a lease in one statement, which contains the epoch that a transaction would check. Returns `false` if `owner` does
-/// not own it or the statement failed.
-async fn renew(store: &Store, name: &str, owner: &LeaseOwner, seconds: f64) -> bool {
+/// A lease to be renewed.
+#[derive(Debug, Clone)]
+pub struct Renewal {
+    pub name: &'static str,
+    /// The id of the owner.
+    pub owner: String,
+    pub seconds: f64,
+}
+
+/// Renews leases in one statement, which contains the epoch that a transaction would check. Returns `false` if one of them has
+/// another owner or the statement failed.
+pub async fn renew(store: &Store, renewals: &[Renewal]) -> bool {
     let Some(member) = store.membership.members().first().copied() else { return false };
+    let seconds = " WHEN ? THEN ?".repeat(renewals.len());
+    let owned = vec!["(name = ? AND holder = ?)"; renewals.len()].join(" OR ");
     let sql = format!(
-        "UPDATE leases SET node = ?, pid = ?, expires = {NOW} + ?, version = version + 1 \
-         WHERE name = ? AND holder = ? AND EXISTS (SELECT 1 FROM nodes WHERE nodes.uuid = ? AND epoch = ?)"
+        "UPDATE leases SET expires = {NOW} + CASE name{seconds} ELSE 0 END, version = version + 1 \
+         WHERE ({owned}) AND EXISTS (SELECT 1 FROM nodes WHERE nodes.uuid = ? AND epoch = ?)"
     );
-    let values = params![&owner.node, owner.pid, seconds, name, &owner.id, member.node, member.epoch];
-    store.execute(&sql, values).await.is_ok_and(|renewed| renewed == 1)
+    let mut values: Vec<Value> = Vec::new();
+    values.extend(renewals.iter().flat_map(|renewal| [renewal.name.into(), renewal.seconds.into()]));
+    values.extend(
+        renewals.iter().flat_map(|renewal| [renewal.name.into(), Value::from(renewal.owner.as_str())]),
+    );
+    values.extend_from_slice(params![member.node, member.epoch]);
+    let count = u64::try_from(renewals.len()).expect("a daemon has few leases");
+    store.execute(&sql, &values).await.is_ok_and(|renewed| renewed == count)
 }
 
 /// Releases a lease if `owner` still owns it.

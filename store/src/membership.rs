@@ -18,8 +18,6 @@ use crate::transaction::{Tx, TxEngine};
 
 /// The clock skew in seconds above which a daemon acquires no leases and creates no tokens.
 pub const MAX_CLOCK_SKEW: f64 = 5.0;
-/// The duration in seconds up to which the middle of a query counts as the time at which the database read its clock.
-const MAX_ROUND_TRIP: f64 = 1.0;
 
 /// A node of this daemon and the epoch under which it joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,15 +90,11 @@ impl Membership {
         self.reason().map_or(Ok(()), |reason| Err(StoreError::StaleEpoch(reason).into()))
     }
 
-    /// Records the time of the database, which was read between two times of this host. Returns the clock skew. A slow
-    /// response changes it only as far as the known one is impossible, so that it does not look like a wrong clock.
+    /// Records the time of the database, which was read between two times of this host. Returns the clock skew: that of all
+    /// possible ones that is nearest to the last one. So a long round trip, while the database hangs, does not change it.
     pub fn observe_clock(&self, before: f64, database: f64, after: f64) -> f64 {
         let mut skew = self.clock_skew.lock();
-        *skew = if after - before <= MAX_ROUND_TRIP {
-            before.midpoint(after) - database
-        } else {
-            skew.min(after - database).max(before - database)
-        };
+        *skew = skew.clamp(before.min(after) - database, before.max(after) - database);
         *skew
     }
 

@@ -144,15 +144,13 @@ pub async fn without_operation(db: impl Read) -> Result<Vec<NetworkRow>, StoreEr
     rows(db, tail, &[]).await
 }
 
-/// A sum that changes with every change of networks that nodes must apply. The ids make it differ when one network
-/// replaces another.
-pub(crate) const GENERATION_SUM: &str = "COALESCE(SUM(generation * (vxid + 1)), 0)";
+/// The sum of the generations of networks, each multiplied by a number of its own: it changes with every change that nodes must
+/// apply, also when a network replaces another one.
+pub(crate) const GENERATIONS: &str = "CAST(COALESCE(SUM(generation * (vxid + 1)), 0) AS SIGNED)";
 
-/// Returns the number of networks that nodes should have and the sum over their generations, of which one changes with
-/// every change that nodes must apply.
+/// Returns the number of networks that nodes should have and [`GENERATIONS`].
 pub async fn generation_summary(mut db: impl Read) -> Result<(i64, i64), StoreError> {
-    let sql = format!("SELECT COUNT(*), CAST({GENERATION_SUM} AS SIGNED) FROM networks WHERE wanted = 1");
-    db.fetch_one(&sql, &[]).await
+    db.fetch_one(&format!("SELECT COUNT(*), {GENERATIONS} FROM networks WHERE wanted = 1"), &[]).await
 }
 
 /// Returns the soft-deleted networks that no node has and whose state changed before `before`.

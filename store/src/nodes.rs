@@ -69,14 +69,6 @@ pub struct NetworkCandidate {
     pub created: f64,
 }
 
-/// Returns the nodes with the role of a network node, except deleted ones.
-pub async fn network_candidates(mut db: impl Read) -> Result<Vec<NetworkCandidate>, StoreError> {
-    let rows: Vec<NodeRow> = db
-        .select("FROM nodes WHERE is_network_node = ? AND state <> ?", params![true, NodeState::Deleted])
-        .await?;
-    Ok(rows.iter().map(NetworkCandidate::from).collect())
-}
-
 impl From<&NodeRow> for NetworkCandidate {
     fn from(row: &NodeRow) -> Self {
         Self {

@@ -157,6 +157,21 @@ fn standby_takes_over_and_former_owner_stays_silent() {
 }
 
 #[test]
+fn standby_takes_over_before_the_owner_is_deleted() {
+    if !enter("failover::standby_takes_over_before_the_owner_is_deleted") {
+        return;
+    }
+    let Some(mut scene) = Scene::new() else { return };
+    let gap = scene.fail_over("deletion", 3, 2, |host| {
+        let (status, node) = host.call(Method::DELETE, "/nodes/m3", None);
+        assert_eq!((status, &node["state"]), (200, &json!("deleted")), "{node}");
+    });
+    assert!(gap < Duration::from_secs(1), "{gap:?}");
+    require_moved(scene.cluster.host(2), scene.network, "m3", "m2");
+    scene.cluster.hosts.pop().unwrap().kill();
+}
+
+#[test]
 fn standby_takes_over_from_owner_that_does_not_reach_its_peers() {
     if !enter("failover::standby_takes_over_from_owner_that_does_not_reach_its_peers") {
         return;

@@ -21,6 +21,7 @@ pub mod metadata;
 pub mod metrics;
 pub mod namespace;
 pub mod network;
+pub(crate) mod network_handover;
 pub mod node;
 pub mod node_invitation;
 pub mod node_join;

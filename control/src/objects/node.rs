@@ -9,7 +9,7 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::instance;
+use crate::objects::{instance, network_handover};
 use muster_store::attributes::ObjectAttributes;
 use muster_store::instances::InstanceRow;
 use muster_store::leases::{Lease, NETWORK_NODE_LEASE};
@@ -81,6 +81,10 @@ pub(crate) async fn is_deleted(app: &App, id: NodeId) -> Result<bool> {
 pub async fn delete(app: &App, caller: &Caller, node: &str, dead: bool) -> Result<NodeRecord> {
     let row = find(app, node).await?;
     let id = row.identity.id;
+    if row.state == NodeState::Created {
+        require_deletable(&row, &instances::of_node(&*app.store, id).await?, dead)?;
+        network_handover::leave(app, &row).await?;
+    }
     let from = transaction!(app.store.unfenced(), |tx| {
         // Deleting a node of this daemon fences the daemon itself, so its membership is checked first.
         app.store.membership.require_in(tx).await?;
@@ -97,6 +101,7 @@ pub async fn delete(app: &App, caller: &Caller, node: &str, dead: bool) -> Resul
         Ok(()) | Err(Error::StaleEpoch(_)) => {}
         Err(error) => return Err(error),
     }
+    app.node_cache.clear();
     app.networks.notify_changed();
     get(app, &id.to_string()).await
 }

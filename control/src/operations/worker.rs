@@ -29,7 +29,7 @@ use crate::queue::Lane;
 /// The maximum interval between reads of the queue while an operation of it is going to be due.
 const MAX_PAUSE: f64 = 1.0;
 /// The interval between reads of an empty queue. The task `changes` wakes it when another daemon queued an operation.
-const IDLE_INTERVAL: Duration = Duration::from_secs(60);
+const IDLE_INTERVAL: Duration = Duration::from_secs(300);
 /// The shortest time between two reads of the queue.
 const MIN_POLL_INTERVAL: f64 = 0.02;
 /// The delay in seconds before an operation that waits for something is tried again.

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use aws_lc_rs::digest;
 use muster_types::Result;
@@ -38,9 +39,9 @@ fn target_copies_on(app: &App, nodes: usize) -> usize {
     usize::try_from(app.settings.blob_replication_factor).map_or(nodes, |factor| factor.min(nodes))
 }
 
-/// Fetches the blobs of which this node should have a copy, one after the other.
-pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
-    let all_nodes = nodes::list(&*app.store).await?;
+/// Fetches the blobs of which this node should have a copy, one after the other. The nodes are those of at most `max_age` ago.
+pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>, max_age: Duration) -> Result<()> {
+    let all_nodes = app.node_cache.get(&app.store, max_age).await?;
     let is_own = |row: &&NodeRow| row.identity.id == node.identity().id;
     if all_nodes.iter().find(is_own).is_some_and(|row| row.state == NodeState::Deleted) {
         return Ok(());
@@ -51,7 +52,8 @@ pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
         .filter(|row| matches!(row.state, NodeState::Error | NodeState::Deleted))
         .map(|row| row.identity.id)
         .collect();
-    let live: Vec<NodeRow> = all_nodes.into_iter().filter(|row| row.state == NodeState::Created).collect();
+    let live: Vec<NodeRow> =
+        all_nodes.iter().filter(|row| row.state == NodeState::Created).cloned().collect();
     let target = target_copies_on(app, live.len());
     if target < 2 && live.len() < 2 {
         return Ok(());

@@ -9,16 +9,24 @@ use tokio::sync::watch;
 
 use crate::app::App;
 
-/// The interval between reads of the summary: the delay with which the changes of other daemons are noticed.
+/// The interval between reads of the summary while the cluster is busy: the delay with which the changes of other daemons are
+/// noticed.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The interval while nothing changes.
+const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// The interval while no other daemon has a node.
-const SOLE_POLL_INTERVAL: Duration = Duration::from_secs(2);
+const SOLE_POLL_INTERVAL: Duration = Duration::from_secs(3);
+/// The time for which the cluster counts as busy after a change.
+const BUSY_PERIOD: Duration = Duration::from_secs(15);
+/// The age up to which a summary is the last one that was read in time.
+pub(super) const MAX_SUMMARY_AGE: Duration = Duration::from_secs(4);
 
 /// Polls until `stop` is set.
 pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let nodes: Vec<NodeId> = app.nodes.iter().map(|node| node.identity().id).collect();
     let own_nodes = i64::try_from(nodes.len()).expect("a daemon has few nodes");
     let mut interval = POLL_INTERVAL;
+    let mut busy_until = Instant::now() + BUSY_PERIOD;
     while !*stop.borrow() {
         let (read_at, time) = (Instant::now(), app.store.membership.database_time());
         match changes::read(&*app.store, &nodes, time).await {
@@ -27,12 +35,23 @@ pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
                 if summary.next_operation.is_some_and(|due| due <= time) {
                     app.queue.wake();
                 }
-                interval = if summary.nodes.0 > own_nodes { POLL_INTERVAL } else { SOLE_POLL_INTERVAL };
-                let topology =
-                    |summary: &ChangeSummary| (summary.networks, summary.nodes, summary.network_owner);
-                let current = topology(&summary);
-                let before = app.cluster_changes.replace(read_at, summary);
-                if before.is_some_and(|before| topology(&before) != current) {
+                let before = app.cluster_changes.latest();
+                let differs = before.as_ref().is_some_and(|before| topology(before) != topology(&summary));
+                if before.as_ref().is_some_and(|before| before.nodes != summary.nodes) {
+                    app.node_cache.clear();
+                }
+                if before.is_some_and(|before| is_busy(&before, &summary)) {
+                    busy_until = read_at + BUSY_PERIOD;
+                }
+                interval = if summary.nodes.0 <= own_nodes {
+                    SOLE_POLL_INTERVAL
+                } else if read_at < busy_until {
+                    POLL_INTERVAL
+                } else {
+                    IDLE_POLL_INTERVAL
+                };
+                app.cluster_changes.replace(read_at, summary);
+                if differs {
                     app.networks.notify_changed();
                 }
             }
@@ -43,4 +62,17 @@ pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             _ = stop.changed() => {}
         }
     }
+}
+
+/// Returns whether there is work to do, or something changed between two summaries.
+fn is_busy(before: &ChangeSummary, after: &ChangeSummary) -> bool {
+    let content = |summary: &ChangeSummary| {
+        (topology(summary), summary.blobs, summary.leases.len(), summary.agent_operations)
+    };
+    after.next_operation.is_some() || after.agent_operations > 0 || content(before) != content(after)
+}
+
+/// Returns what decides which networks are on which nodes.
+fn topology(summary: &ChangeSummary) -> ((i64, i64), (i64, i64, i64), Option<NodeId>) {
+    (summary.networks, summary.nodes, summary.network_owner)
 }

@@ -10,6 +10,7 @@ use muster_types::event::{Event, EventType};
 use muster_types::node::{HostFeature, NodeReport, NodeState, RouterGate};
 use muster_types::object::{ObjectRef, ObjectType};
 
+use super::changes::MAX_SUMMARY_AGE;
 use crate::app::App;
 use crate::objects::instance::{fence, local_node};
 use crate::objects::{node, node_join};
@@ -18,8 +19,8 @@ use muster_store::{node_networks, nodes, transaction};
 
 /// The number of check-ins for each report of the resources.
 const CHECK_INS_PER_REPORT: u32 = 5;
-/// The age of the summary of changes up to which a check-in always uses it.
-const MIN_SUMMARY_AGE: Duration = Duration::from_secs(2);
+/// The age of the rows of the nodes by which a report decides whether the cluster has other hosts.
+const NODES_TTL: Duration = Duration::from_secs(60);
 /// The clock skew in seconds above which a warning is recorded.
 const CLOCK_SKEW_WARNING: f64 = 1.0;
 
@@ -89,7 +90,7 @@ async fn check_in_again(app: &App, interval: Duration) -> Result<()> {
     let membership = &app.store.membership;
     membership.require()?;
     let members = membership.members();
-    let summary = app.cluster_changes.recent(interval.max(MIN_SUMMARY_AGE));
+    let summary = app.cluster_changes.recent(interval.max(MAX_SUMMARY_AGE));
     let Some(summary) = summary.filter(|_| !members.is_empty()) else { return check_in(app).await };
     if nodes::check_in_active(&app.store, &members, membership.clock_skew()).await? < members.len() {
         return check_in(app).await;
@@ -185,8 +186,9 @@ fn is_loopback(url: &str) -> bool {
 
 async fn has_other_hosts(app: &App) -> Result<bool> {
     let is_own = |row: &nodes::NodeRow| app.nodes.iter().any(|node| node.identity().id == row.identity.id);
-    let others = nodes::list(&*app.store).await?.into_iter().filter(|row| !is_own(row));
-    Ok(others.filter(|row| !row.identity.simulated).any(|row| row.state != NodeState::Deleted))
+    let rows = app.node_cache.get(&app.store, NODES_TTL).await?;
+    let mut others = rows.iter().filter(|row| !is_own(row) && !row.identity.simulated);
+    Ok(others.any(|row| row.state != NodeState::Deleted))
 }
 
 /// Reports that the other nodes cannot reach the API of this daemon.

@@ -17,7 +17,7 @@ use crate::objects::node::MAINTAINER_LEASE;
 /// How often the maintainer checks which of its tasks are due.
 pub(super) const TICK_INTERVAL: Duration = Duration::from_secs(1);
 /// The maximum interval between reads of the last pass of a task.
-const MAX_DUE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+const MAX_DUE_CHECK_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Competes for the lease and runs the maintainer's tasks while owning it.
 pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::Receiver<bool>) {
@@ -63,7 +63,7 @@ pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::
     if app.store.membership.require().is_err() {
         return;
     }
-    if let Err(error) = leases::release(&app.store, MAINTAINER_LEASE, &app.lease_owner).await {
+    if let Err(error) = app.leases.release(&app.store, MAINTAINER_LEASE, &app.lease_owner).await {
         tracing::warn!(%error, "failed to release the maintainer lease");
     }
 }
@@ -73,11 +73,9 @@ async fn renew_lease(app: Arc<App>, elected: watch::Sender<bool>) {
     let lease = lease_length(&app);
     let mut renewed: Option<Instant> = None;
     loop {
-        // The lease is counted from before the request, so that another daemon acquires it only after this one stops.
-        let requested = Instant::now();
         match acquire_lease(&app, lease, renewed.is_some()).await {
-            Ok(true) => renewed = Some(requested),
-            Ok(false) => renewed = None,
+            // Counted from before the request, so that another daemon acquires the lease only after this one stops.
+            Ok(requested) => renewed = requested,
             Err(error) => tracing::warn!(%error, "failed to renew the maintainer lease"),
         }
         elected.send_replace(renewed.is_some_and(|renewed| renewed.elapsed() < lease));
@@ -97,31 +95,35 @@ fn lease_length(app: &App) -> Duration {
 }
 
 /// Acquires or renews the lease, unless another daemon owns it or this one must not acquire leases.
-async fn acquire_lease(app: &App, lease: Duration, is_owned: bool) -> Result<bool> {
+/// Returns when the request that acquired or renewed it began.
+async fn acquire_lease(app: &App, lease: Duration, is_owned: bool) -> Result<Option<Instant>> {
     let membership = &app.store.membership;
     if membership.require().is_err() || membership.require_clock().is_err() {
-        return Ok(false);
+        app.leases.forget(MAINTAINER_LEASE, &app.lease_owner);
+        return Ok(None);
     }
     // Neither a transaction nor a read while another daemon is the maintainer.
     if !is_owned && is_owned_by_other(app, lease) {
-        return Ok(false);
+        return Ok(None);
     }
     if !is_owned
         && let Some(remaining) = leases::remaining(&app.store, MAINTAINER_LEASE, &app.lease_owner).await?
     {
         // Waits for an expiry that is near, to take over as soon as possible.
         if remaining > lease.as_secs_f64() / 3.0 {
-            return Ok(false);
+            return Ok(None);
         }
         tokio::time::sleep(Duration::from_secs_f64(remaining.max(0.0))).await;
     }
-    leases::acquire(&app.store, MAINTAINER_LEASE, &app.lease_owner, lease.as_secs_f64()).await
+    // Half of the interval of renewals.
+    let max_age = lease / 6;
+    app.leases.acquire(&app.store, MAINTAINER_LEASE, &app.lease_owner, lease.as_secs_f64(), max_age).await
 }
 
 /// Returns whether another daemon owned the lease recently, and will for a third of its length.
 fn is_owned_by_other(app: &App, lease: Duration) -> bool {
     let Some(summary) = app.cluster_changes.recent(lease) else { return false };
-    let owned = summary.leases.iter().find(|owned| owned.name == MAINTAINER_LEASE);
+    let owned = summary.lease(MAINTAINER_LEASE);
     let ends_after = app.store.membership.database_time() + lease.as_secs_f64() / 3.0;
     owned.is_some_and(|owned| owned.owner != app.lease_owner.id && owned.expires > ends_after)
 }

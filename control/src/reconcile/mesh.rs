@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use muster_store::node_networks;
 use muster_store::nodes::NodeRow;
-use muster_store::{node_networks, nodes};
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
@@ -27,6 +27,8 @@ const MAX_PROBED: usize = 3;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time after which the peers are read again although they were reached.
 const PEERS_TTL: Duration = Duration::from_secs(60);
+/// The time after which the nodes are read again if no other daemon was up, unless their number changes.
+const NO_PEERS_TTL: Duration = Duration::from_secs(30);
 /// The maximum interval of passes. Another network node must be able to take over within 25 seconds of a partition.
 const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3);
 /// The number of consecutive passes without any reachable peer after which the nodes of this daemon are degraded.
@@ -65,6 +67,8 @@ pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
 #[derive(Debug, Default)]
 pub struct MeshProbes {
     failed_passes: u32,
+    /// Whether the last pass found no peers.
+    is_alone: bool,
     /// Peers that the last pass reached, and when they were read from the database.
     reached: Option<(Instant, Vec<NodeRow>)>,
     /// The time of the last check-in of any node at the pass [`PEERS_ALIVE_AFTER`]. A peer that has died does not check in
@@ -86,10 +90,13 @@ impl MeshProbes {
         }
         let read_at = Instant::now();
         let own: Vec<NodeId> = app.nodes.iter().map(|node| node.identity().id).collect();
-        let max_age = MAX_CHECKIN_AGE * app.settings.node_checkin_interval;
-        let rows = nodes::list(&*app.store).await?;
+        let max_checkin_age = MAX_CHECKIN_AGE * app.settings.node_checkin_interval;
+        // The check-ins of peers must be current.
+        let max_age = if self.is_alone { NO_PEERS_TTL } else { Duration::ZERO };
+        let rows = app.node_cache.get(&app.store, max_age).await?;
         let last_checkin = rows.iter().map(|row| row.lastseen).fold(0.0, f64::max);
-        let probed = peers_to_probe(&own, rows, max_age);
+        let probed = peers_to_probe(&own, &rows, max_checkin_age);
+        self.is_alone = probed.is_empty();
         let is_new = |peer: &NodeRow| !unreached.contains(&peer.identity.id);
         if probed.is_empty() || (probed.iter().any(is_new) && reaches_any(app, &probed).await) {
             self.failed_passes = 0;
@@ -112,6 +119,7 @@ impl MeshProbes {
         if app.peers.set_degraded(reason.clone()) {
             // Another network node takes over as soon as it is known.
             let reported = checkin::report(app, false).await;
+            app.node_cache.clear();
             record_change(app, &own, reason).await?;
             reported?;
         }
@@ -163,13 +171,14 @@ async fn probe_mesh(source: Option<Ipv4Addr>, address: SocketAddrV4) -> io::Resu
 
 /// Returns the peers to probe: the next ones by id that have checked in as recently as this daemon. Each daemon is
 /// probed by others, whatever their number.
-fn peers_to_probe(own: &[NodeId], rows: Vec<NodeRow>, max_age: f64) -> Vec<NodeRow> {
+fn peers_to_probe(own: &[NodeId], rows: &[NodeRow], max_age: f64) -> Vec<NodeRow> {
     let own_rows = rows.iter().filter(|row| own.contains(&row.identity.id));
     let last_checkin = own_rows.map(|row| row.lastseen).fold(0.0, f64::max);
     let mut peers: Vec<NodeRow> = rows
-        .into_iter()
+        .iter()
         .filter(|row| !own.contains(&row.identity.id) && row.state == NodeState::Created)
         .filter(|row| row.report.node_address.is_some() && row.lastseen >= last_checkin - max_age)
+        .cloned()
         .collect();
     let first = own.iter().min().copied();
     peers.sort_by_key(|row| (Some(row.identity.id) < first, row.identity.id));

@@ -20,7 +20,8 @@ use muster_types::{Error, Result};
 use tokio::sync::watch;
 
 use crate::app::App;
-use crate::objects::node_location::{NetworkNodes, is_able, sort_candidates};
+use crate::objects::network_handover::LEAVE_LEASE;
+use crate::objects::node_location::{NetworkNodes, is_able, network_candidate, sort_candidates};
 
 /// The lease by which the owner announces that it is about to release its lease.
 const HANDOVER_LEASE: &str = "network node handover";
@@ -30,8 +31,9 @@ const SUCCESSOR_LEASE: &str = "network node successor";
 const HANDOVER_SECONDS: f64 = 5.0;
 /// The cluster value with the name of the last active network node.
 const LAST_OWNER: &str = "NETWORK_NODE_LAST_OWNER";
-/// The maximum time that an owner waits for a successor before it releases its lease.
-pub(super) const HANDOVER_TIMEOUT: Duration = Duration::from_millis(2500);
+/// The maximum time that an owner waits for a successor before it releases its lease. An idle standby reads the leases every
+/// two seconds.
+pub(super) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(4);
 /// The interval of reads of the database during a handover.
 const HANDOVER_POLL: Duration = Duration::from_millis(25);
 /// The duration of the lease of the only candidate, in seconds.
@@ -67,6 +69,7 @@ pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = app.cluster_changes.wait_next(), if waits => {}
+            () = app.cluster_changes.wait_lease(LEAVE_LEASE), if !waits => {}
             _ = stop.changed() => {}
         }
     }
@@ -127,20 +130,6 @@ impl RoleView {
     }
 }
 
-/// Reads the candidates, in order of preference.
-async fn read_candidates(app: &App) -> Result<Vec<NetworkCandidate>> {
-    let candidates = nodes::network_candidates(&*app.store).await?;
-    Ok(sort_candidates(app.settings.network_node_ip, candidates))
-}
-
-/// The candidates, in order of preference.
-struct CachedCandidates {
-    read_at: Instant,
-    /// The number of nodes, and of those that are up, when the candidates were read.
-    nodes: Option<(i64, i64)>,
-    candidates: Vec<NetworkCandidate>,
-}
-
 /// How a node owns the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ownership {
@@ -159,7 +148,8 @@ struct Competitor {
     is_announced: bool,
     /// Whether the gate was closed since the node does not own the lease.
     is_closed: bool,
-    candidates: Option<CachedCandidates>,
+    /// When it last acquired or lost the lease. Earlier summaries of changes do not show that.
+    changed_at: Instant,
     /// Whether the owner announced that it is about to release its lease.
     is_handover: bool,
     vacant_since: Option<Instant>,
@@ -179,7 +169,7 @@ impl Competitor {
             owned: None,
             is_announced: false,
             is_closed: false,
-            candidates: None,
+            changed_at: Instant::now(),
             is_handover: false,
             vacant_since: None,
             open_failures: 0,
@@ -209,23 +199,19 @@ impl Competitor {
     }
 
     /// Reads the candidates and the leases, unless a recent summary of changes shows them.
-    async fn read(&mut self, app: &App, times: LeaseTimes) -> Result<RoleView> {
-        let summary = app.cluster_changes.recent(times.poll + MAX_SUMMARY_DELAY);
-        let nodes = summary.as_ref().map(|summary| summary.nodes);
-        let is_usable = |cached: &CachedCandidates| {
-            let max_age = if nodes.is_some() { times.length } else { times.length / 4 };
-            cached.read_at.elapsed() < max_age && (nodes.is_none() || cached.nodes == nodes)
-        };
-        let cached = match self.candidates.take().filter(is_usable) {
-            Some(cached) => cached,
-            None => {
-                CachedCandidates { read_at: Instant::now(), nodes, candidates: read_candidates(app).await? }
-            }
-        };
-        let candidates = cached.candidates.clone();
-        self.candidates = Some(cached);
+    async fn read(&self, app: &App, times: LeaseTimes) -> Result<RoleView> {
+        let max_age = (times.length / 4 + MAX_SUMMARY_DELAY).min(self.changed_at.elapsed());
+        let summary = app.cluster_changes.recent(max_age);
+        // A summary shows when nodes change their state.
+        let max_age = if summary.is_some() { times.length * 2 } else { times.length / 4 };
+        let rows = app.node_cache.get(&app.store, max_age).await?;
+        let candidates =
+            sort_candidates(app.settings.network_node_ip, rows.iter().filter_map(network_candidate));
         let leases = match summary.filter(|_| !self.is_handover) {
-            Some(summary) => summary.leases.clone(),
+            Some(summary) => {
+                let time = app.store.membership.database_time();
+                summary.leases.iter().filter(|lease| lease.expires > time).cloned().collect()
+            }
             None => leases::list(&app.store).await?,
         };
         Ok(RoleView { candidates, leases })
@@ -251,7 +237,7 @@ impl Competitor {
             }
             return Ok(times.length / 4);
         }
-        let is_able = is_able(own) && has_correct_clock(app);
+        let is_able = is_able(own) && has_correct_clock(app) && !self.is_leaving(&view);
         if self.owned.is_some() && !is_sole && !is_able && view.has_other_able(self.id()) {
             self.hand_over(app).await?;
             return Ok(times.poll);
@@ -284,7 +270,13 @@ impl Competitor {
         let is_first = view.is_prepared(self.id()) || vacant_since.elapsed() >= UNPREPARED_DELAY;
         let is_alone = !view.has_other_able(self.id());
         let may_retry = self.retry_at.is_none_or(|time| Instant::now() >= time);
-        Ok((is_able(own) && has_correct_clock(app) && is_first && may_retry) || is_alone)
+        let is_able = is_able(own) && has_correct_clock(app) && !self.is_leaving(view);
+        Ok((is_able && is_first && may_retry) || is_alone)
+    }
+
+    /// Returns whether the node is asked to hand the role over.
+    fn is_leaving(&self, view: &RoleView) -> bool {
+        view.lease(LEAVE_LEASE).is_some_and(|lease| lease.owner == self.owner.id)
     }
 
     /// Acquires or renews the lease and opens the gate.
@@ -294,19 +286,16 @@ impl Competitor {
             // The gate must be about to close by itself before the lease can expire.
             self.node.set_router_gate(times.gate_from(started)).await?;
         }
-        let seconds = if is_sole { SOLE_LEASE } else { times.length.as_secs_f64() };
-        let acquired =
-            within(times, leases::acquire(&app.store, NETWORK_NODE_LEASE, &self.owner, seconds)).await?;
-        if !acquired {
+        let Some(renewed_at) = within(times, self.acquire_lease(app, times, is_sole)).await? else {
             if self.owned.is_some() {
                 self.lose(app, "another node acquired the lease").await;
             }
             return Ok(times.poll);
-        }
+        };
         let (gate, ownership) = if is_sole {
             (RouterGate::Open, Ownership::Sole)
         } else {
-            (times.gate_from(started), Ownership::Until(started + times.gate))
+            (times.gate_from(renewed_at), Ownership::Until(renewed_at + times.gate))
         };
         self.is_closed = false;
         if let Err(error) = self.node.set_router_gate(gate).await
@@ -325,6 +314,7 @@ impl Competitor {
         }
         self.open_failures = 0;
         if self.owned.replace(ownership).is_none() {
+            self.changed_at = Instant::now();
             self.retry_at = None;
             self.vacant_since = None;
             self.is_announced = false;
@@ -338,6 +328,17 @@ impl Competitor {
             self.is_announced = true;
         }
         Ok(times.length / 4)
+    }
+
+    /// Acquires or renews the lease. Returns the time from which its duration counts, or `None` if another node owns it.
+    async fn acquire_lease(&self, app: &App, times: LeaseTimes, is_sole: bool) -> Result<Option<Instant>> {
+        if is_sole {
+            app.leases.forget(NETWORK_NODE_LEASE, &self.owner);
+            let acquired = leases::acquire(&app.store, NETWORK_NODE_LEASE, &self.owner, SOLE_LEASE).await?;
+            return Ok(acquired.then(Instant::now));
+        }
+        let (seconds, max_age) = (times.length.as_secs_f64(), times.length / 8);
+        app.leases.acquire(&app.store, NETWORK_NODE_LEASE, &self.owner, seconds, max_age).await
     }
 
     /// Releases the lease and closes the gate of a node that is not a candidate.
@@ -356,8 +357,12 @@ impl Competitor {
     /// the lease. The only candidate keeps both.
     async fn hand_over(&mut self, app: &App) -> Result<()> {
         let times = LeaseTimes::new(&app.settings);
-        let Some(Ownership::Until(close_at)) = self.owned else { return Ok(()) };
+        let Some(Ownership::Until(_)) = self.owned else { return Ok(()) };
+        app.node_cache.clear();
         if within(times, self.read(app, times)).await?.has_other_able(self.id()) {
+            // The gate must stay open until the successor is ready.
+            self.acquire(app, times, false).await?;
+            let Some(Ownership::Until(close_at)) = self.owned else { return Ok(()) };
             leases::acquire(&app.store, HANDOVER_LEASE, &self.owner, HANDOVER_SECONDS).await?;
             let deadline = close_at.min(Instant::now() + HANDOVER_TIMEOUT);
             while Instant::now() < deadline {
@@ -375,7 +380,9 @@ impl Competitor {
 
     /// Closes the gate of a node that no longer owns the lease.
     async fn lose(&mut self, app: &App, reason: &str) {
+        app.leases.forget(NETWORK_NODE_LEASE, &self.owner);
         self.owned = None;
+        self.changed_at = Instant::now();
         self.is_closed = false;
         if let Err(error) = self.close().await {
             tracing::warn!(node = %self.owner.node, %error, "failed to close the gate of the routers");

@@ -18,13 +18,15 @@ use muster_types::{Error, Result};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::changes::MAX_SUMMARY_AGE;
 use crate::app::App;
 use crate::objects::network::object;
 use crate::objects::network::plan::{NetworkFacts, NetworkTopology};
 use crate::objects::node_location::network_owner;
+use muster_store::leases::NETWORK_NODE_LEASE;
 use muster_store::networks::{self, NetworkRow};
 use muster_store::node_networks::{self, NodeNetworkRow};
-use muster_store::nodes::{self, NodeRow};
+use muster_store::nodes::NodeRow;
 use muster_store::transaction;
 
 /// The interval between checks of the networks of the nodes. The changes of other daemons are notified.
@@ -39,13 +41,13 @@ const MAX_CONCURRENT_REMOVALS: usize = 8;
 const MAX_ORPHANS: usize = 50;
 
 /// The time after which cached facts are read again, even if no generation changed.
-const CACHE_TTL: Duration = Duration::from_secs(60);
+const CACHE_TTL: Duration = Duration::from_secs(300);
 
 /// The time after which the nodes are read again, even if their number did not change.
-const NODES_TTL: Duration = Duration::from_secs(15);
+const NODES_TTL: Duration = Duration::from_secs(30);
 
 /// All nodes, and the active network node.
-type NodesAndOwner = (Vec<NodeRow>, Option<NodeId>);
+type NodesAndOwner = (Arc<Vec<NodeRow>>, Option<NodeId>);
 
 /// The recorded state of a node's networks.
 type NodeNetworks = BTreeMap<NetworkId, NodeNetworkRow>;
@@ -81,6 +83,8 @@ struct NetworkReconciler {
     cache: Option<CachedFacts>,
     /// The nodes and the active network node.
     nodes: Option<(Instant, NodesAndOwner)>,
+    /// Whether a change was notified since the nodes were read.
+    nodes_changed: bool,
     /// The rows of this daemon's nodes, until one of them is written.
     recorded: Option<HashMap<NodeId, NodeNetworks>>,
     /// Whether the pass wrote rows of this daemon's nodes.
@@ -90,6 +94,8 @@ struct NetworkReconciler {
     failures: HashMap<(NodeId, NetworkId), Failure>,
     /// Networks that the last sweep found on a node and that should not be there.
     suspects: BTreeMap<NodeId, BTreeSet<FoundNetwork>>,
+    /// Networks that were found and that the database does not know.
+    unknown: BTreeSet<FoundNetwork>,
 }
 
 /// The facts of the database when it had a generation summary.
@@ -127,6 +133,7 @@ impl NetworkReconciler {
         };
         if notified {
             self.nodes = None;
+            self.nodes_changed = true;
             self.recorded = None;
         }
         let outcome = if unchanged && !check && self.failures.values().all(|f| f.retry_at > Instant::now()) {
@@ -141,10 +148,10 @@ impl NetworkReconciler {
     async fn reconcile(&mut self, app: &App, facts: &NetworkFacts, check: bool) -> Result<()> {
         let (read_at, nodes) = match self.nodes.take().filter(|(read_at, _)| read_at.elapsed() < NODES_TTL) {
             Some(nodes) => nodes,
-            None => (Instant::now(), (nodes::list(&*app.store).await?, network_owner(app).await?)),
+            None => (Instant::now(), self.read_nodes(app).await?),
         };
         let (rows, owner) = nodes.clone();
-        let topology = NetworkTopology::new(facts, rows, owner, &app.settings);
+        let topology = NetworkTopology::new(facts, &rows, owner, &app.settings);
         self.nodes = Some((read_at, nodes));
         if check {
             self.sweep_part = (self.sweep_part + 1) % PASSES_PER_SWEEP;
@@ -168,6 +175,18 @@ impl NetworkReconciler {
         }
         self.recorded = Some(recorded).filter(|_| !self.wrote_rows);
         Ok(())
+    }
+
+    /// Reads the nodes and the active network node. Without a change, those are sufficient that other tasks have read.
+    async fn read_nodes(&mut self, app: &App) -> Result<NodesAndOwner> {
+        let max_age = if self.nodes_changed { Duration::ZERO } else { NODES_TTL };
+        let rows = app.node_cache.get(&app.store, max_age).await?;
+        let owner = match app.cluster_changes.recent(MAX_SUMMARY_AGE).filter(|_| !self.nodes_changed) {
+            Some(summary) => summary.lease(NETWORK_NODE_LEASE).and_then(|lease| lease.owner.parse().ok()),
+            None => network_owner(app).await?,
+        };
+        self.nodes_changed = false;
+        Ok((rows, owner))
     }
 
     async fn reconcile_node(
@@ -346,12 +365,15 @@ impl NetworkReconciler {
             .filter(|found| !recorded.contains_key(&found.id) && !topology.takes_part(found.id, id))
             .collect();
         let before = self.suspects.insert(id, suspects.clone()).unwrap_or_default();
+        // A network has a row before it has devices, so an unknown one remains unknown.
+        let suspects: Vec<FoundNetwork> = suspects.difference(&self.unknown).copied().collect();
         let ids: Vec<NetworkId> = suspects.iter().map(|found| found.id).collect();
         let rows = networks::by_ids(&*app.store, &ids).await?;
         let (orphans, unknown): (Vec<_>, Vec<_>) =
             suspects.into_iter().partition(|found| rows.iter().any(|row| row.id == found.id));
-        for found in unknown.iter().filter(|found| !before.contains(found)) {
+        for found in unknown {
             tracing::warn!(network = %found.id, "ignored devices of an unknown network");
+            self.unknown.insert(found);
         }
         for found in orphans.into_iter().filter(|found| before.contains(found)).take(MAX_ORPHANS) {
             tracing::info!(network = %found.id, "removing an orphaned network");

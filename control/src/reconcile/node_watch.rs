@@ -1,18 +1,14 @@
 //! Marks nodes that stopped checking in as missing, and later as failed, and the state of their instances as unknown. Places
 //! the instances again that they have not begun to create.
 
-use std::time::Duration;
-
 use muster_types::Result;
 use muster_types::node::NodeState;
 
+use super::changes::MAX_SUMMARY_AGE;
 use crate::app::App;
 use crate::objects::instance::{evacuate, lost, place_again};
 use crate::objects::node;
 use muster_store::{nodes, transaction};
-
-/// The maximum age of the summary of changes by which a pass decides that there is nothing to do.
-const MAX_SUMMARY_AGE: Duration = Duration::from_secs(3);
 
 /// Returns whether a node may not have checked in for `NODE_CHECKIN_MAXIMUM` seconds. Check-ins since the summary only make
 /// it later.

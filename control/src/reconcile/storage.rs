@@ -23,6 +23,7 @@ use super::blob_copies;
 use crate::app::App;
 use crate::objects::blob::{self, NodeRef};
 use crate::objects::upload;
+use muster_store::blob_locations::NodeCopy;
 use muster_store::uploads::UploadRow;
 use muster_store::{blob_locations, blobs, operations, transaction, uploads};
 
@@ -32,10 +33,10 @@ pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(20);
 const MIN_RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
 /// The maximum number of complete copies of a node that are verified in one pass.
 const MAX_VERIFICATIONS: usize = 10;
-/// The maximum number of copies of a node from which a pass chooses those to verify.
-const MAX_UNVERIFIED: i64 = 500;
 /// How often surplus copies are removed.
 const TRIM_INTERVAL: Duration = Duration::from_secs(300);
+/// The age of the rows of the nodes by which a pass decides where copies are missing.
+const NODES_TTL: Duration = Duration::from_secs(30);
 /// The maximum number of nodes per pass.
 const NODES_PER_PASS: usize = 16;
 /// The maximum number of files removed from a node in one pass.
@@ -46,6 +47,8 @@ const DAMAGED_RECHECK_DELAY: f64 = 600.0;
 /// In-memory state kept per node between passes.
 #[derive(Debug, Default)]
 struct StorageState {
+    /// The copies that are due for verification, those that were verified first come first.
+    due: Vec<(BlobId, CopyState)>,
     /// Complete copies whose files the last pass did not find.
     missing: HashSet<BlobId>,
     /// Drafts that the last pass found unused.
@@ -91,8 +94,9 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
 /// Reconciles the storage of all nodes once, and verifies and replicates once.
 pub async fn run_once(app: &Arc<App>) -> Result<()> {
     for node in &app.nodes {
-        reconcile_node(app, node, &mut StorageState::default()).await?;
-        verify_and_replicate(app, node).await?;
+        let mut state = StorageState::default();
+        reconcile_node(app, node, &mut state).await?;
+        verify_and_replicate(app, node, &state.due, Duration::ZERO).await?;
         blob_copies::trim(app, node).await?;
     }
     Ok(())
@@ -103,14 +107,14 @@ fn spawn_background(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut Storage
     if state.background.as_ref().is_some_and(|task| !task.is_finished()) {
         return;
     }
-    let (app, node) = (Arc::clone(app), Arc::clone(node));
+    let (app, node, due) = (Arc::clone(app), Arc::clone(node), std::mem::take(&mut state.due));
     // Other nodes may be starting when this one does.
     let is_trim_due = state.trimmed.get_or_insert_with(Instant::now).elapsed() >= TRIM_INTERVAL;
     if is_trim_due {
         state.trimmed = Some(Instant::now());
     }
     state.background = Some(tokio::spawn(async move {
-        if let Err(error) = verify_and_replicate(&app, &node).await {
+        if let Err(error) = verify_and_replicate(&app, &node, &due, NODES_TTL).await {
             tracing::warn!(node = node.identity().name, %error, "failed to verify or replicate blobs");
         } else if is_trim_due && let Err(error) = blob_copies::trim(&app, &node).await {
             tracing::warn!(node = node.identity().name, %error, "failed to remove surplus copies of blobs");
@@ -118,18 +122,35 @@ fn spawn_background(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut Storage
     }));
 }
 
-async fn verify_and_replicate(app: &Arc<App>, node: &Arc<dyn NodeApi>) -> Result<()> {
-    #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
-    let interval = app.settings.checksum_verification_frequency as f64;
-    let (complete, damaged) = (now() - interval, now() - interval.min(DAMAGED_RECHECK_DELAY));
-    let due = blob_locations::unverified(&*app.store, node.identity().id, complete, damaged, MAX_UNVERIFIED)
-        .await?;
+/// Verifies some of the copies that are due, and fetches blobs. The nodes are those of at most `max_age` ago.
+async fn verify_and_replicate(
+    app: &Arc<App>,
+    node: &Arc<dyn NodeApi>,
+    due: &[(BlobId, CopyState)],
+    max_age: Duration,
+) -> Result<()> {
     let in_state = |wanted: CopyState| due.iter().filter(move |(_, state)| *state == wanted);
     let complete = in_state(CopyState::Complete).take(MAX_VERIFICATIONS);
     for (id, _) in complete.chain(in_state(CopyState::Damaged).take(1)) {
         verify_copy(app, node, *id).await?;
     }
-    blob_copies::run(app, node).await
+    blob_copies::run(app, node, max_age).await
+}
+
+/// Returns the copies that are due for verification, those that were verified first come first.
+fn due_copies(app: &App, copies: &HashMap<BlobId, NodeCopy>) -> Vec<(BlobId, CopyState)> {
+    #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
+    let interval = app.settings.checksum_verification_frequency as f64;
+    let (complete, damaged) = (now() - interval, now() - interval.min(DAMAGED_RECHECK_DELAY));
+    let is_due = |copy: &NodeCopy| match copy.state {
+        CopyState::Complete => copy.verified <= complete,
+        CopyState::Damaged => copy.verified <= damaged,
+        CopyState::Copying => false,
+    };
+    let mut due: Vec<_> =
+        copies.iter().filter(|(_, copy)| copy.blob == BlobState::Created && is_due(copy)).collect();
+    due.sort_by(|(_, a), (_, b)| a.verified.total_cmp(&b.verified));
+    due.into_iter().map(|(id, copy)| (*id, copy.state)).collect()
 }
 
 /// Verifies the checksums of a copy and records the result.
@@ -166,6 +187,7 @@ async fn reconcile_node(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut Sto
     if content.state == Some(NodeState::Deleted) {
         return Ok(());
     }
+    state.due = due_copies(app, &content.copies);
     let mut pass = StoragePass { app, node, state, copies: content.copies, removed: 0 };
     let files: HashSet<StoredFileKind> = found.iter().map(|file| file.kind).collect();
     for file in &found {
@@ -189,7 +211,7 @@ struct StoragePass<'a> {
     node: &'a Arc<dyn NodeApi>,
     state: &'a mut StorageState,
     /// The copies that the database expects on the node.
-    copies: HashMap<BlobId, (CopyState, BlobState)>,
+    copies: HashMap<BlobId, NodeCopy>,
     removed: usize,
 }
 
@@ -214,7 +236,7 @@ impl StoragePass<'_> {
         if self.app.blobs_in_progress.contains(self.node_id(), id) {
             return Ok(());
         }
-        match self.copies.get(&id) {
+        match self.copies.get(&id).map(|copy| (copy.state, copy.blob)) {
             Some((_, BlobState::Deleted)) => self.remove_blob(id).await,
             Some((_, BlobState::Initial)) => {
                 self.removed += 1;
@@ -297,7 +319,7 @@ impl StoragePass<'_> {
         #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
         let idle = self.app.settings.blob_transcode_maximum_idle_time as f64;
         let wanted = match self.copies.get(&id) {
-            Some((_, state)) => *state == BlobState::Created,
+            Some(copy) => copy.blob == BlobState::Created,
             None => {
                 blobs::get(&*self.app.store, id).await?.is_some_and(|row| row.state == BlobState::Created)
             }
@@ -312,13 +334,13 @@ impl StoragePass<'_> {
     /// Handles copies that have a row but no file.
     async fn reconcile_missing(&mut self, files: &HashSet<StoredFileKind>) -> Result<()> {
         let mut missing = HashSet::new();
-        for (id, (copy, state)) in &self.copies {
+        for (id, copy) in &self.copies {
             if files.contains(&StoredFileKind::Blob(*id))
                 || self.app.blobs_in_progress.contains(self.node_id(), *id)
             {
                 continue;
             }
-            match (copy, state) {
+            match (copy.state, copy.blob) {
                 (_, BlobState::Initial) => blob::remove_incomplete(self.app, self.node, *id).await?,
                 (_, BlobState::Deleted) | (CopyState::Copying, BlobState::Created) => {
                     self.forget_copy(*id).await?;

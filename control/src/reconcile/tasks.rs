@@ -131,7 +131,7 @@ pub static TASKS: &[Task] = &[
     Task {
         name: "cleaner",
         runs_on: RunsOn::Maintainer,
-        interval: cleaner_interval,
+        interval: |settings| delay_quarter(settings, MAX_CLEANER_INTERVAL),
         last_run: None,
         purpose: "removes the rows of objects that were deleted or finished CLEANER_DELAY seconds ago",
         run: Run::Pass(|app| Box::pin(cleaner::run(app))),
@@ -155,7 +155,7 @@ pub static TASKS: &[Task] = &[
     Task {
         name: "network watch",
         runs_on: RunsOn::Maintainer,
-        interval: cleaner_interval,
+        interval: repair_interval,
         last_run: None,
         purpose: "repairs networks whose operation ended without a result",
         run: Run::Pass(|app| Box::pin(async { network_watch::run(app).await.map(|()| false) })),
@@ -163,7 +163,7 @@ pub static TASKS: &[Task] = &[
     Task {
         name: "instance watch",
         runs_on: RunsOn::Maintainer,
-        interval: cleaner_interval,
+        interval: repair_interval,
         last_run: None,
         purpose: "repairs instances whose operation ended without a result, or whose node was deleted",
         run: Run::Pass(|app| Box::pin(async { instance_watch::run(app).await.map(|()| false) })),
@@ -171,7 +171,7 @@ pub static TASKS: &[Task] = &[
     Task {
         name: "artifact watch",
         runs_on: RunsOn::Maintainer,
-        interval: cleaner_interval,
+        interval: repair_interval,
         last_run: None,
         purpose: "marks artifacts whose fetch ended without a result as failed",
         run: Run::Pass(|app| Box::pin(async { artifact_watch::run(app).await.map(|()| false) })),
@@ -179,7 +179,7 @@ pub static TASKS: &[Task] = &[
     Task {
         name: "unused blobs",
         runs_on: RunsOn::Maintainer,
-        interval: cleaner_interval,
+        interval: repair_interval,
         last_run: None,
         purpose: "deletes blobs that nothing has referenced for BLOB_DELETION_DELAY seconds",
         run: Run::Pass(|app| Box::pin(async { artifact_watch::delete_unused(app).await.map(|()| false) })),
@@ -235,18 +235,25 @@ pub static TASKS: &[Task] = &[
     },
 ];
 
-/// Returns a tenth of `IP_DELETION_HALO_DURATION`, between one and ten seconds.
+/// The maximum interval of the cleaner, which reads one statement for each type of object.
+const MAX_CLEANER_INTERVAL: Duration = Duration::from_secs(300);
+/// The maximum interval of the tasks that repair objects.
+const MAX_REPAIR_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Returns a tenth of `IP_DELETION_HALO_DURATION`, between one second and one minute.
 fn quarantine_interval(settings: &Settings) -> Duration {
     Duration::from_secs(settings.ip_deletion_halo_duration)
         .div_f64(10.0)
-        .clamp(Duration::from_secs(1), Duration::from_secs(10))
+        .clamp(Duration::from_secs(1), Duration::from_secs(60))
 }
 
-/// Returns a quarter of `CLEANER_DELAY`, between one second and one minute.
-fn cleaner_interval(settings: &Settings) -> Duration {
-    Duration::from_secs(settings.cleaner_delay)
-        .div_f64(4.0)
-        .clamp(Duration::from_secs(1), Duration::from_secs(60))
+fn repair_interval(settings: &Settings) -> Duration {
+    delay_quarter(settings, MAX_REPAIR_INTERVAL)
+}
+
+/// Returns a quarter of `CLEANER_DELAY`, between one second and `max`.
+fn delay_quarter(settings: &Settings, max: Duration) -> Duration {
+    Duration::from_secs(settings.cleaner_delay).div_f64(4.0).clamp(Duration::from_secs(1), max)
 }
 
 #[cfg(test)]

@@ -26,10 +26,9 @@ impl ClusterChanges {
         recent.map(|(_, summary)| Arc::clone(summary))
     }
 
-    /// Stores a summary whose read began at `read_at`, and returns the previous one.
-    pub(crate) fn replace(&self, read_at: Instant, summary: ChangeSummary) -> Option<Arc<ChangeSummary>> {
-        let before = self.latest.send_replace(Some((read_at, Arc::new(summary))));
-        before.map(|(_, summary)| summary)
+    /// Stores a summary whose read began at `read_at`.
+    pub(crate) fn replace(&self, read_at: Instant, summary: ChangeSummary) {
+        self.latest.send_replace(Some((read_at, Arc::new(summary))));
     }
 
     /// Returns whether there may be unfinished operations of guest agents.
@@ -41,6 +40,15 @@ impl ClusterChanges {
     pub(crate) async fn wait_next(&self) {
         // The sender lives as long as this.
         let _ = self.latest.subscribe().changed().await;
+    }
+
+    /// Waits for the next summary with an unexpired lease.
+    pub(crate) async fn wait_lease(&self, name: &str) {
+        let mut latest = self.latest.subscribe();
+        let has_lease = |latest: &Option<(Instant, Arc<ChangeSummary>)>| {
+            latest.as_ref().is_some_and(|(_, summary)| summary.lease(name).is_some())
+        };
+        while latest.changed().await.is_ok() && !has_lease(&latest.borrow_and_update()) {}
     }
 
     /// Waits until blobs or copies were added or removed.

@@ -1,6 +1,10 @@
 use std::sync::Arc;
 
-use super::LeaseOwner;
+use super::{LeaseOwner, Renewal};
+use muster_types::time::now;
+
+use crate::membership::Member;
+use crate::nodes::tests::identity;
 use crate::testing::on_both_engines;
 use crate::*;
 
@@ -20,6 +24,36 @@ on_both_engines! {
         assert!(!leases::acquire(&store, "job", &a, 60.0).await.unwrap());
         leases::release(&store, "job", &b).await.unwrap();
         assert!(leases::list(&store).await.unwrap().is_empty());
+    }
+
+    async fn one_statement_renews_several_leases(store: Arc<Store>) {
+        let identity = identity("a");
+        let epoch = transaction!(store, |tx| {
+            nodes::insert(tx, &identity).await?;
+            Ok(nodes::begin_epoch(tx, identity.id, "lock").await?)
+        })
+        .unwrap();
+        let (a, b) = (LeaseOwner::new("a"), LeaseOwner::new("b"));
+        let renewals = [("one", 100.0), ("two", 200.0)]
+            .map(|(name, seconds)| Renewal { name, owner: a.id.clone(), seconds });
+        assert!(leases::acquire(&store, "one", &a, 10.0).await.unwrap());
+        assert!(leases::acquire(&store, "two", &a, 10.0).await.unwrap());
+        assert!(!leases::renew(&store, &renewals).await, "the daemon has not joined");
+        let member = Member { node: identity.id, epoch };
+        store.membership.join(member);
+        assert!(leases::renew(&store, &renewals).await);
+        for (renewal, lease) in renewals.iter().zip(leases::list(&store).await.unwrap()) {
+            let remaining = lease.expires - now();
+            assert!((renewal.seconds - remaining).abs() < 60.0, "{}: {remaining}", renewal.name);
+        }
+
+        assert!(leases::acquire(&store, "two", &a, -1.0).await.unwrap());
+        assert!(leases::acquire(&store, "two", &b, 60.0).await.unwrap());
+        assert!(!leases::renew(&store, &renewals).await, "another process owns one of them");
+        assert_eq!(leases::owner_id(&store, "two").await.unwrap(), Some(b.id));
+        assert!(leases::renew(&store, &renewals[..1]).await);
+        transaction!(store.unfenced(), |tx| { Ok(nodes::fence(tx, identity.id).await?) }).unwrap();
+        assert!(!leases::renew(&store, &renewals[..1]).await, "the node was fenced");
     }
 
     async fn one_of_many_acquires_a_new_lease(store: Arc<Store>) {

@@ -92,20 +92,24 @@ fn pool_opts(server: &ServerAddress, galera: bool) -> OptsBuilder {
     let pool_opts = PoolOpts::default()
         .with_constraints(constraints)
         .with_reset_connection(false)
-        // By default all but one are closed as soon as they are idle, so that every burst reconnects.
-        .with_inactive_connection_ttl(Duration::from_secs(60));
-    let mut setup = vec![
-        "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
+        // By default all but one are closed as soon as they are idle, so that every burst reconnects. Some tasks run every
+        // minute.
+        .with_inactive_connection_ttl(Duration::from_secs(90));
+    let mut variables = vec![
+        "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
         // The conversion of local times to Unix time is ambiguous for an hour of each year.
-        "SET SESSION time_zone = '+00:00'",
-        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        "time_zone = '+00:00'",
         // Less than the timeout of a statement, so that a lock is a conflict and not an outage.
-        "SET SESSION innodb_lock_wait_timeout = 5",
+        "innodb_lock_wait_timeout = 5",
     ];
     if galera {
         // A read waits for the writes that other servers of the cluster have acknowledged.
-        setup.push("SET SESSION wsrep_sync_wait = 1");
+        variables.push("wsrep_sync_wait = 1");
     }
+    let setup = [
+        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned(),
+        format!("SET SESSION {}", variables.join(", SESSION ")),
+    ];
     OptsBuilder::from_opts(server.opts.clone())
         .pool_opts(pool_opts)
         // Updates count the rows that they match, as in SQLite, not those that they change.
@@ -113,7 +117,7 @@ fn pool_opts(server: &ServerAddress, galera: bool) -> OptsBuilder {
         .stmt_cache_size(128)
         .tcp_keepalive(Some(Duration::from_secs(30)))
         .prefer_socket(false)
-        .setup(setup)
+        .setup(setup.to_vec())
 }
 
 /// The server in use, with its connections.

@@ -62,7 +62,7 @@ impl NetworkFacts {
 #[derive(Debug)]
 pub(crate) struct NetworkTopology<'a> {
     facts: &'a NetworkFacts,
-    nodes: BTreeMap<NodeId, NodeRow>,
+    nodes: BTreeMap<NodeId, &'a NodeRow>,
     /// The nodes that have the routers of all networks.
     routers: NetworkNodes,
     /// The nodes of each network: those with its router and those of its interfaces.
@@ -73,14 +73,14 @@ impl<'a> NetworkTopology<'a> {
     /// Creates the topology. `owner` is the active network node.
     pub(crate) fn new(
         facts: &'a NetworkFacts,
-        rows: Vec<NodeRow>,
+        rows: &'a [NodeRow],
         owner: Option<NodeId>,
         settings: &Settings,
     ) -> Self {
         let candidates = rows.iter().filter_map(network_candidate);
         let routers = NetworkNodes::choose(owner, &sort_candidates(settings.network_node_ip, candidates));
-        let nodes: BTreeMap<NodeId, NodeRow> = rows
-            .into_iter()
+        let nodes: BTreeMap<NodeId, &NodeRow> = rows
+            .iter()
             .filter(|row| row.state != NodeState::Deleted)
             .map(|row| (row.identity.id, row))
             .collect();
@@ -129,7 +129,7 @@ impl<'a> NetworkTopology<'a> {
             vxid: network.vxid,
             generation: network.generation,
             netblock: network.netblock,
-            mtu: mtu(self.nodes.values(), settings),
+            mtu: mtu(self.nodes.values().copied(), settings),
             mesh_address: address(&node)?,
             peers: self
                 .participants
