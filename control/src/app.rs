@@ -24,7 +24,7 @@ use crate::peer::Peers;
 use crate::queue::Queue;
 use crate::state::{
     AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, InstanceLocks, NetworkNotifier, NodeCache,
-    OwnedLeases, PlacementCache, StateCountsCache, TerminalSessions, UploadLocks,
+    NodeSilences, OwnedLeases, PlacementCache, StateCountsCache, TerminalSessions, UploadLocks,
 };
 use muster_store::Store;
 use muster_store::leases::LeaseOwner;
@@ -48,6 +48,8 @@ pub struct App {
     pub(crate) cluster_changes: ClusterChanges,
     pub(crate) node_cache: NodeCache,
     pub(crate) leases: OwnedLeases,
+    /// The nodes that do not check in.
+    pub silences: NodeSilences,
     pub networks: NetworkNotifier,
     pub agents: AgentNotifier,
     pub terminal_sessions: TerminalSessions,
@@ -108,6 +110,7 @@ impl App {
             cluster_changes: ClusterChanges::default(),
             node_cache: NodeCache::default(),
             leases: OwnedLeases::default(),
+            silences: NodeSilences::default(),
             networks: NetworkNotifier::default(),
             agents: AgentNotifier::default(),
             terminal_sessions: TerminalSessions::default(),

@@ -223,27 +223,29 @@ pub async fn tags(
     Ok(rows.into_iter().map(|(node, Json(tags))| (node, tags)).collect())
 }
 
-/// Returns the deleted nodes that still have instances.
+/// Returns the deleted nodes that still have instances or unfinished operations.
 pub async fn on_deleted_nodes(mut db: impl Read) -> Result<Vec<NodeRow>, StoreError> {
     let tail = "FROM nodes WHERE state = 'deleted' \
-                AND uuid IN (SELECT node_uuid FROM instances WHERE node_uuid IS NOT NULL AND state <> 'deleted')";
+                AND (uuid IN (SELECT node_uuid FROM instances WHERE node_uuid IS NOT NULL AND state <> 'deleted') \
+                OR uuid IN (SELECT node_uuid FROM operations WHERE node_uuid IS NOT NULL \
+                AND state IN ('queued', 'executing')))";
     db.select(tail, &[]).await
 }
 
-/// The condition that the creation of an instance on a node has not started: it is queued with no step complete.
+/// The condition that the creation or evacuation of an instance on a node has not started: it is queued with no step complete.
 const AWAITING_CREATION: &str = "node_uuid = ? AND state IN ('initial', 'preflight') \
     AND EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid \
-    AND name = 'create_instance' AND state = 'queued' AND step = 0) \
+    AND name IN ('create_instance', 'evacuate_instance') AND state = 'queued' AND step = 0) \
     AND NOT EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid \
     AND state = 'executing')";
 
-/// Returns the instances on a node whose creation has not started. The capacity of the node limits their number.
+/// Returns the instances on a node whose creation or evacuation has not started. The capacity of the node limits their number.
 pub async fn awaiting_creation(db: impl Read, node: NodeId) -> Result<Vec<InstanceRow>, StoreError> {
     rows(db, &format!("{AWAITING_CREATION} ORDER BY created, uuid"), params![node]).await
 }
 
-/// Locks an instance on a node and its operations until the transaction ends. Returns whether its creation has not
-/// started.
+/// Locks an instance on a node and its operations until the transaction ends. Returns whether its creation or evacuation has
+/// not started.
 pub async fn lock_awaiting_creation(tx: &mut Tx, id: InstanceId, node: NodeId) -> Result<bool, StoreError> {
     let target = ObjectRef::new(ObjectType::Instance, id);
     let sql = "UPDATE operations SET version = version + 1 WHERE target_type = ? AND target_id = ?";
@@ -322,6 +324,15 @@ pub async fn lock(tx: &mut Tx, id: InstanceId, states: &[InstanceState]) -> Resu
 pub async fn lock_undeleted(tx: &mut Tx, id: InstanceId) -> Result<bool, StoreError> {
     let sql = "UPDATE instances SET version = version + 1 WHERE uuid = ? AND state <> 'deleted'";
     Ok(tx.execute(sql, params![id]).await? == 1)
+}
+
+/// Locks an instance until the transaction ends. Returns whether it is still placed as when `row` was read: on the same node
+/// under the same generation. A daemon must not record anything about its VM otherwise. See docs/decisions/0052.
+pub async fn lock_placed(tx: &mut Tx, row: &InstanceRow) -> Result<bool, StoreError> {
+    let sql = "UPDATE instances SET version = version + 1 \
+               WHERE uuid = ? AND COALESCE(node_uuid, '') = ? AND generation = ?";
+    let node = row.node.map_or_else(String::new, |node| node.to_string());
+    Ok(tx.execute(sql, params![row.id, node, row.generation]).await? == 1)
 }
 
 /// Changes the state of an instance if it is still `from`.
@@ -435,11 +446,13 @@ pub struct AgentStatus {
     pub system_boot_time: Option<f64>,
 }
 
-/// Records the status of an agent if its instance is on.
-pub async fn set_agent(tx: &mut Tx, id: InstanceId, agent: &AgentStatus) -> Result<bool, StoreError> {
+/// Records the status of an agent if its instance is on, and is still placed as when `row` was read.
+pub async fn set_agent(tx: &mut Tx, row: &InstanceRow, agent: &AgentStatus) -> Result<bool, StoreError> {
     let sql = "UPDATE instances SET agent_state = ?, agent_start_time = ?, agent_system_boot_time = ? \
-               WHERE uuid = ? AND state = 'created' AND power_state = 'on'";
-    Ok(tx.execute(sql, params![&agent.state, agent.start_time, agent.system_boot_time, id]).await? == 1)
+               WHERE uuid = ? AND state = 'created' AND power_state = 'on' AND node_uuid = ? AND generation = ?";
+    let AgentStatus { state, start_time, system_boot_time } = agent;
+    let values = params![state, *start_time, *system_boot_time, row.id, row.node, row.generation];
+    Ok(tx.execute(sql, values).await? == 1)
 }
 
 /// Clears the committed capacity of an instance, which stays on its node.

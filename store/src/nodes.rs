@@ -320,12 +320,19 @@ pub async fn set_state(tx: &mut Tx, row: &NodeRow, to: NodeState) -> Result<bool
     Ok(updated == 1)
 }
 
-/// Locks a node until the transaction ends. Returns whether it does not check in: it cannot become active before the
-/// transaction ends.
-pub async fn lock_silent(tx: &mut Tx, id: NodeId) -> Result<bool, StoreError> {
-    let sql =
-        "UPDATE nodes SET version = version + 1 WHERE uuid = ? AND state IN ('stopped', 'missing', 'error')";
-    Ok(tx.execute(sql, params![id]).await? == 1)
+/// Locks a node until the transaction ends. Returns whether it has neither checked in nor started nor stopped since `row` was
+/// read, in which it did not check in. It cannot become active before the transaction ends.
+pub async fn lock_silent(tx: &mut Tx, row: &NodeRow) -> Result<bool, StoreError> {
+    let states = match row.state {
+        NodeState::Stopped => "'stopped'",
+        NodeState::Missing | NodeState::Error => "'missing', 'error'",
+        NodeState::Created | NodeState::Stopping | NodeState::Deleted => return Ok(false),
+    };
+    // Any other time of a check-in, because the clock of the database may have been set back.
+    let sql = format!(
+        "UPDATE nodes SET version = version + 1 WHERE uuid = ? AND state IN ({states}) AND epoch = ? AND lastseen = ?"
+    );
+    Ok(tx.execute(&sql, params![row.identity.id, row.epoch, row.lastseen]).await? == 1)
 }
 
 /// Returns the names of some nodes.

@@ -40,6 +40,8 @@ pub struct OperationRow {
     pub updated: f64,
     pub version: i64,
     pub progress: Option<OperationProgress>,
+    /// The only node that can execute it; `None` for any.
+    pub node: Option<NodeId>,
 }
 
 /// An operation to queue.
@@ -77,6 +79,7 @@ columns! { OperationRow {
     updated,
     version,
     progress: json(progress),
+    node: node_uuid,
 } }
 
 pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, StoreError> {
@@ -365,6 +368,14 @@ pub async fn abort_unfinished(
         params![OperationState::Abort, now(), target.object_type, &target.id, except],
     )
     .await?;
+    Ok(())
+}
+
+/// Aborts all unfinished operations that only one node can run. A worker that runs one notices that it has lost the lease.
+pub async fn abort_of_node(tx: &mut Tx, node: NodeId) -> Result<(), StoreError> {
+    let sql = "UPDATE operations SET state = ?, updated = ?, version = version + 1 \
+               WHERE node_uuid = ? AND state IN ('queued', 'executing')";
+    tx.execute(sql, params![OperationState::Abort, now(), node]).await?;
     Ok(())
 }
 

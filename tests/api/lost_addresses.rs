@@ -63,7 +63,7 @@ impl LostHost {
 #[tokio::test(flavor = "multi_thread")]
 async fn addresses_of_lost_instance_have_no_other_owner_until_its_host_is_back() {
     // The netblock has addresses for five instances.
-    let host = LostHost::with_netblock(&json!({}), "10.0.0.0/29").await;
+    let host = LostHost::with(&json!({}), "10.0.0.0/29", &[]).await;
     let lost = addresses(&host.instance);
     assert_eq!(lost.len(), 2, "{}", host.instance);
     let cluster = &host.cluster;
@@ -172,7 +172,7 @@ async fn address_is_free_after_deletion_if_the_vm_was_certainly_stopped() {
         let node = host.call(Method::GET, "/nodes/sim-1", None).await.body;
         // Ten seconds after the lease the VM has certainly stopped.
         let lease = now() - node["lastseen"].as_f64().unwrap() + remaining - 10.0;
-        host.set_leases(None, Some(lease)).await;
+        host.set_leases("sim-1", None, Some(lease)).await;
         let evacuated = host.evacuate().await;
         assert_eq!(text(&evacuated.body[0], "outcome"), "error", "{}", evacuated.text);
         host.delete_instance().await;

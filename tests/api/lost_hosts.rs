@@ -1,13 +1,14 @@
 //! Nodes that do not check in: the state of their instances, deletion, evacuation, and their return.
 
 use std::path::Path;
+use std::time::Duration;
 
 use axum::http::Method;
 use muster_control::{objects, reconcile};
 use muster_test_cluster::{ApiResponse, Cluster};
 use muster_types::ids::InstanceId;
 use muster_types::instance::FencingPolicy;
-use muster_types::node::NodeReport;
+use muster_types::node::{NodeApi as _, NodeReport};
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
@@ -16,23 +17,23 @@ use crate::instances::{create, text};
 /// A cluster with an instance on `sim-1`.
 pub(crate) struct LostHost {
     pub(crate) cluster: Cluster,
-    token: String,
+    pub(crate) token: String,
     pub(crate) instance: Value,
 }
 
 impl LostHost {
     pub(crate) async fn new(request: &Value) -> Self {
-        Self::with_netblock(request, "10.0.0.0/24").await
+        Self::with(request, "10.0.0.0/24", &[]).await
     }
 
-    pub(crate) async fn with_netblock(request: &Value, netblock: &str) -> Self {
-        let settings = [
+    pub(crate) async fn with(request: &Value, netblock: &str, settings: &[(&str, &str)]) -> Self {
+        let defaults = [
             ("NODE_CHECKIN_MAXIMUM", "100"),
             ("BLOB_REPLICATION_FACTOR", "2"),
             ("CLEANER_DELAY", "1000"),
             ("IP_DELETION_HALO_DURATION", "0"),
         ];
-        let cluster = Cluster::with(&settings, None).await;
+        let cluster = Cluster::with(&[&defaults[..], settings].concat(), None).await;
         let token = cluster.token("system").await;
         let network = json!({"name": "blue", "netblock": netblock});
         let created = cluster.call(&token, Method::POST, "/networks", Some(network)).await;
@@ -87,27 +88,41 @@ impl LostHost {
         record
     }
 
-    /// Sets the fencing leases of all VMs and of those with self-fencing that the lost node has reported last.
-    pub(crate) async fn set_leases(&self, fencing_lease: Option<f64>, instance_fencing_lease: Option<f64>) {
-        let app = &self.cluster.app;
-        let report = app.nodes[0].report().await.unwrap();
+    /// Sets the fencing leases of all VMs and of those with self-fencing that a lost node has reported last, and lets some time
+    /// pass.
+    pub(crate) async fn set_leases(
+        &self,
+        node: &str,
+        fencing_lease: Option<f64>,
+        instance_fencing_lease: Option<f64>,
+    ) {
+        let (app, node) = (&self.cluster.app, self.cluster.node_named(node));
+        let report = node.report().await.unwrap();
         let report = NodeReport { fencing_lease, instance_fencing_lease, ..report };
         let reported = muster_store::transaction!(app.store, |tx| {
-            Ok(muster_store::nodes::set_report(tx, app.nodes[0].identity().id, &report).await?)
+            Ok(muster_store::nodes::set_report(tx, node.identity().id, &report).await?)
         });
         reported.unwrap();
-        reconcile::node_watch::run(app).await.unwrap();
+        self.pass_minute().await;
+    }
+
+    /// Lets a minute pass by the clock of the maintainer.
+    async fn pass_minute(&self) {
+        self.cluster.app.silences.advance(Duration::from_secs(60));
+        reconcile::node_watch::run(&self.cluster.app).await.unwrap();
     }
 
     /// Lets the lost node check in again, and returns the directories in its `lost+found`.
     pub(crate) async fn return_host(&self) -> Vec<String> {
         reconcile::checkin::join(&self.cluster.app).await.unwrap();
-        self.lost_found()
+        self.lost_found(1)
     }
 
-    fn lost_found(&self) -> Vec<String> {
+    /// Returns the directories in the `lost+found` of the node with a number.
+    pub(crate) fn lost_found(&self, node: usize) -> Vec<String> {
         let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
-        let dates = entries(&self.cluster.directory().join("1/lost+found")).map(|entry| entry.path());
+        let path = self.cluster.directory().join(format!("{node}/lost+found"));
+        let dates = entries(&path).map(|entry| entry.path());
         let directories = dates.flat_map(|date| entries(&date)).inspect(|entry| {
             assert!(entry.path().join("README").exists(), "{entry:?}");
         });
@@ -204,7 +219,7 @@ async fn node_with_instances_is_only_deleted_if_declared_dead() {
     reconcile::storage::run_once(&host.cluster.app).await.unwrap();
     let refused = reconcile::checkin::join(&host.cluster.app).await.unwrap_err().to_string();
     assert!(refused.contains("was deleted from the cluster") && refused.contains("lost+found"), "{refused}");
-    assert_eq!(host.lost_found(), [text(&host.instance, "uuid")]);
+    assert_eq!(host.lost_found(1), [text(&host.instance, "uuid")]);
     assert!(host.cluster.vms().is_empty());
     assert!(host.messages().await.contains(&"stale VM stopped and moved to lost+found".to_owned()));
 
@@ -273,7 +288,7 @@ async fn instance_without_snapshot_fails_and_keeps_its_disks_in_lost_found() {
     assert_eq!(host.return_host().await, [text(&host.instance, "uuid")]);
     // Two passes: a VM is removed if the second one finds it again.
     reconcile::vms::run_once(&host.cluster.app).await.unwrap();
-    assert_eq!(host.lost_found().len(), 1);
+    assert_eq!(host.lost_found(1).len(), 1);
     assert!(host.cluster.vms().is_empty());
 }
 
@@ -330,7 +345,7 @@ async fn failing_evacuation_of_one_instance_does_not_affect_the_others() {
 async fn failing_restart_of_one_instance_does_not_affect_the_others() {
     let request = json!({"disposable": true, "restart": "elsewhere", "fencing": "self"});
     let (host, instances) = lost_host_with_failing_evacuation(&request).await;
-    host.set_leases(None, Some(30.0)).await;
+    host.set_leases("sim-1", None, Some(30.0)).await;
     host.cluster.settle().await;
     for (instance, node) in instances.iter().zip(["sim-1", "sim-2"]) {
         let path = format!("/instances/{}", text(instance, "uuid"));
@@ -425,11 +440,15 @@ async fn restarts_elsewhere_only_from_a_host_that_has_fenced_itself() {
     host.cluster.lose_node("sim-1").await;
     host.cluster.settle().await;
     assert_eq!(text(&host.show().await, "node"), "sim-1", "its VM may still be running");
-    host.set_leases(Some(30.0), None).await;
+    host.set_leases("sim-1", Some(30.0), None).await;
     assert_eq!(text(&host.show().await, "node"), "sim-1", "a lease of other VMs");
-    host.set_leases(None, Some(1e7)).await;
+    host.set_leases("sim-1", None, Some(1e7)).await;
     assert_eq!(text(&host.show().await, "node"), "sim-1", "its lease has not expired");
-    host.set_leases(None, Some(30.0)).await;
+    // By the clock of the database the last check-in is always long ago.
+    host.cluster.lose_node("sim-1").await;
+    host.set_leases("sim-1", None, Some(70.0)).await;
+    assert_eq!(text(&host.show().await, "node"), "sim-1", "the maintainer has seen it for a minute");
+    host.pass_minute().await;
     host.cluster.settle().await;
     let record = host.show().await;
     assert_eq!(

@@ -8,6 +8,7 @@ mod agent;
 mod artifacts;
 mod auth;
 mod claims;
+mod evacuation_races;
 mod events;
 mod fairness;
 mod federation;

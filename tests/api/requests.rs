@@ -5,7 +5,11 @@ use std::task::Poll;
 
 use axum::body::Body;
 use axum::http::{Method, Request};
-use muster_test_cluster::Cluster;
+use bytes::Bytes;
+use muster_control::auth::{Caller, RequestDeadline};
+use muster_control::objects::upload;
+use muster_test_cluster::{Cluster, caller};
+use muster_types::time::now;
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -288,4 +292,23 @@ async fn html_pages_have_security_headers() {
             "{path}"
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upload_does_not_change_after_its_caller_has_given_up() {
+    let cluster = Cluster::new().await;
+    let app = &cluster.app;
+    let (waiting, mut abandoned) = (caller(), caller());
+    abandoned.deadline = RequestDeadline::new(Some(now() - 1.0), None);
+    let record = upload::create(app, &waiting).await.unwrap();
+    let row = upload::find(app, &waiting, &record.uuid.to_string()).await.unwrap();
+    let node = app.nodes.iter().find(|node| node.identity().id == row.node).unwrap();
+    let append = async |caller: &Caller| {
+        let data = futures_util::stream::iter([Ok(Bytes::from_static(b"data"))]);
+        upload::append(app, caller, node, &row, None, None, Box::pin(data)).await
+    };
+    append(&abandoned).await.unwrap_err();
+    assert_eq!(append(&waiting).await.unwrap(), 4);
+    upload::truncate(app, &abandoned, node, &row, 0).await.unwrap_err();
+    assert_eq!(upload::get(app, node, &row).await.unwrap().size, 4);
 }

@@ -85,7 +85,7 @@ pub(crate) async fn append(
     let data = with_timeout(body, Duration::from_secs(app.settings.api_timeout));
     match upload::locate(&app, &row).await? {
         NodeLocation::Local(node) => {
-            let size = upload::append(&app, &node, &row, offset, length, data).await?;
+            let size = upload::append(&app, &caller, &node, &row, offset, length, data).await?;
             Ok(MaybeForwarded::Local(Json(size)))
         }
         NodeLocation::Remote(node) => {
@@ -129,7 +129,7 @@ pub(crate) async fn truncate(
     let row = upload::find(&app, &caller, &id).await?;
     match upload::locate(&app, &row).await? {
         NodeLocation::Local(node) => {
-            upload::truncate(&app, &node, &row, size).await?;
+            upload::truncate(&app, &caller, &node, &row, size).await?;
             Ok(MaybeForwarded::Local(Null))
         }
         NodeLocation::Remote(node) => {

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 /// The maximum length of a token.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 
-/// The number of seconds by which the clocks of two daemons may differ.
-const MAX_CLOCK_SKEW: u64 = 60;
+/// The number of seconds by which a token of a service key is valid before it is created, because the clock of the daemon that
+/// verifies it may be behind.
+const SERVICE_TOKEN_LEEWAY: u64 = 60;
 
 /// The claims of a token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -124,7 +125,7 @@ impl AccessTokens {
         caller: Option<OriginalCaller>,
     ) -> String {
         // Another daemon verifies it immediately, and its clock may be behind.
-        self.sign((now.saturating_sub(MAX_CLOCK_SKEW), now.saturating_add(lifetime)), subject, caller)
+        self.sign((now.saturating_sub(SERVICE_TOKEN_LEEWAY), now.saturating_add(lifetime)), subject, caller)
     }
 
     /// Creates a token that is valid from the first of two times until the second.

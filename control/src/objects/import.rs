@@ -36,7 +36,7 @@ async fn import(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
     let node = storage_node(app)?;
     let upload_record = upload::create(app, &caller).await?;
     let upload_row = upload::find(app, &caller, &upload_record.uuid.to_string()).await?;
-    upload::append(app, node, &upload_row, Some(0), None, data).await?;
+    upload::append(app, &caller, node, &upload_row, Some(0), None, data).await?;
     let request = ArtifactRequest {
         name: Some(name.to_owned()),
         namespace: None,

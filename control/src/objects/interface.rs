@@ -57,9 +57,9 @@ fn object(id: InterfaceId) -> ObjectRef {
     ObjectRef::new(ObjectType::Interface, id)
 }
 
-/// Creates an interface as part of a transaction that has locked its namespace, with its address and its MAC address.
-/// Call `app.networks.notify_changed()` afterwards. The transaction must end with the [`Admission`](quota::Admission) of
-/// the floating address.
+/// Creates an interface as part of a transaction, with its address and its MAC address. Call
+/// `app.networks.notify_changed()` afterwards. The transaction must end with the [`Admission`](quota::Admission) of the
+/// floating address, which locks the namespace.
 pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<InterfaceRow, TxError> {
     if !networks::bump_generation(tx, new.network, USABLE).await? {
         return Err(changed(tx, new.network).await);

@@ -81,6 +81,7 @@ pub async fn get(app: &App, node: &Arc<dyn NodeApi>, row: &UploadRow) -> Result<
 /// known.
 pub async fn append(
     app: &App,
+    caller: &Caller,
     node: &Arc<dyn NodeApi>,
     row: &UploadRow,
     at: Option<u64>,
@@ -91,6 +92,7 @@ pub async fn append(
     let _lock = app.upload_locks.lock(row.id).await;
     let current = uploads::get(&*app.store, row.id).await?.filter(|row| !row.ended);
     let current = current.ok_or_else(|| Error::not_found("upload"))?;
+    caller.deadline.require_waiting()?;
     if current.truncations != row.truncations {
         let text = "the upload was truncated while this part was received";
         return Err(Error::Conflict(text.into()));
@@ -150,7 +152,13 @@ fn column(bytes: u64) -> Result<i64> {
 }
 
 /// Truncates an upload on a node of this daemon.
-pub async fn truncate(app: &App, node: &Arc<dyn NodeApi>, row: &UploadRow, size: u64) -> Result<()> {
+pub async fn truncate(
+    app: &App,
+    caller: &Caller,
+    node: &Arc<dyn NodeApi>,
+    row: &UploadRow,
+    size: u64,
+) -> Result<()> {
     match node.storage().draft_size(Draft::Upload(row.id)).await? {
         None if size == 0 => return Ok(()),
         None => return Err(Error::NotFound("upload has no data".into())),
@@ -159,6 +167,7 @@ pub async fn truncate(app: &App, node: &Arc<dyn NodeApi>, row: &UploadRow, size:
         }
         Some(_) => {}
     }
+    caller.deadline.require_waiting()?;
     // Rejects appends that wait for the lock, and interrupts the running one, which holds it.
     transaction!(app.store, |tx| { Ok(uploads::count_truncation(tx, row.id).await?) })?;
     node.storage().truncate(Draft::Upload(row.id), size).await?;

@@ -15,7 +15,7 @@ use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::instance::create::reference_blobs_in;
 use crate::objects::instance::state::{fail_creation, record_state_change, set_state};
-use crate::objects::instance::{agent, image, local_node, object, plan, power, target_id};
+use crate::objects::instance::{agent, image, local_node, object, plan, power, read_again, target_id};
 use crate::objects::network::wait::wait_instance_networks;
 use crate::queue::{CreateInstance, Operation as _};
 use muster_store::instances::{self, InstanceRow};
@@ -56,16 +56,21 @@ const GIB: u64 = 1 << 30;
 const CREATING_STATES: &[InstanceState] =
     &[InstanceState::Initial, InstanceState::Preflight, InstanceState::Creating];
 
-/// Returns the instance, or `None` if it no longer needs to be created.
+/// Returns the instance, or `None` if it no longer needs to be created on the node of the operation.
 pub(super) async fn pending_instance(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
     let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
-    Ok(instance.filter(|row| row.state.is_active() && row.state != InstanceState::Created))
+    Ok(instance.filter(|instance| instance.node == row.node && is_pending(instance)))
+}
+
+/// Returns whether an instance needs to be created.
+pub(super) fn is_pending(row: &InstanceRow) -> bool {
+    row.state.is_active() && row.state != InstanceState::Created
 }
 
 pub(super) async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     if instance.state == InstanceState::Initial {
-        set_state(app, instance.id, InstanceState::Initial, InstanceState::Preflight, None).await?;
+        set_state(app, &instance, InstanceState::Preflight, None).await?;
     }
     let node = local_node(app, instance.node)?;
     let mut spec = instance.spec.clone();
@@ -80,7 +85,9 @@ pub(super) async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
         // From now on the blobs of the disks are fixed.
         transaction!(app.store, |tx| {
             // Not if it is being deleted: the references would never be removed.
-            if !instances::lock(tx, instance.id, CREATING_STATES).await? {
+            if !instances::lock(tx, instance.id, CREATING_STATES).await?
+                || !instances::lock_placed(tx, &instance).await?
+            {
                 return Ok(());
             }
             reference_blobs_in(tx, instance.id, &spec).await?;
@@ -103,7 +110,12 @@ pub(super) async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     }
     let disks = plan::disk_records(&spec, &sizes);
     if disks != instance.disks || spec != instance.spec {
-        transaction!(app.store, |tx| { Ok(instances::set_spec(tx, instance.id, &spec, &disks).await?) })?;
+        transaction!(app.store, |tx| {
+            if !instances::lock_placed(tx, &instance).await? {
+                return Ok(());
+            }
+            Ok(instances::set_spec(tx, instance.id, &spec, &disks).await?)
+        })?;
     }
     Ok(())
 }
@@ -153,7 +165,7 @@ pub(super) async fn start(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     let id = instance.id;
     if instance.state == InstanceState::Preflight {
-        set_state(app, id, InstanceState::Preflight, InstanceState::Creating, None).await?;
+        set_state(app, &instance, InstanceState::Creating, None).await?;
     }
     let node = local_node(app, instance.node)?;
     // The plan includes these; interfaces that are added while it starts are plugged in afterwards.
@@ -162,12 +174,14 @@ pub(super) async fn start(app: &App, row: &OperationRow) -> Result<()> {
     // An interface that was added since the last step may be on another network.
     wait_instance_networks(app, id, node.identity().id, row.created).await?;
     let _lock = app.instance_locks.lock(id).await;
-    // It may have been deleted meanwhile.
-    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
+    // It may have been deleted or placed again meanwhile.
+    let Some(instance) = read_again(app, &instance).await?.filter(is_pending) else { return Ok(()) };
     power::start_vm(app, node, &instance).await?;
     let created = transaction!(app.store, |tx| {
         let (from, to) = (InstanceState::Creating, InstanceState::Created);
-        if !instances::set_state(tx, id, from, to, None).await? {
+        if !instances::lock_placed(tx, &instance).await?
+            || !instances::set_state(tx, id, from, to, None).await?
+        {
             return Ok(false);
         }
         instances::set_power(tx, id, PowerState::On).await?;

@@ -4,11 +4,11 @@
 use muster_types::Result;
 use muster_types::instance::{InstanceState, PowerState};
 
-use super::create_instance::{self, pending_instance};
+use super::create_instance::{self, is_pending, pending_instance};
 use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::instance::state::{record_state_change, set_state};
-use crate::objects::instance::{agent, fence, local_node, lost, power, target_id};
+use crate::objects::instance::{agent, fence, local_node, lost, power, read_again};
 use crate::queue::{EvacuateInstance, Operation as _};
 use muster_store::operations::OperationRow;
 use muster_store::{instances, transaction};
@@ -45,15 +45,17 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
     // It was off, and stays off.
     let (id, off) = (instance.id, PowerState::Off);
     if instance.state == InstanceState::Preflight {
-        set_state(app, id, InstanceState::Preflight, InstanceState::Creating, None).await?;
+        set_state(app, &instance, InstanceState::Creating, None).await?;
     }
     let node = local_node(app, instance.node)?;
     let _lock = app.instance_locks.lock(id).await;
-    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
+    let Some(instance) = read_again(app, &instance).await?.filter(is_pending) else { return Ok(()) };
     power::build_vm(app, node, &instance).await?;
     let (from, to) = (InstanceState::Creating, InstanceState::Created);
     let created = transaction!(app.store, |tx| {
-        if !instances::set_state(tx, id, from, to, None).await? {
+        if !instances::lock_placed(tx, &instance).await?
+            || !instances::set_state(tx, id, from, to, None).await?
+        {
             return Ok(false);
         }
         instances::set_power(tx, id, off).await?;
@@ -68,19 +70,8 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
 
 /// Puts the instance in error. It keeps its addresses, and its snapshots and images are unchanged.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
-    let Some(instance) = instances::get(&*app.store, target_id(&row.target.id)?).await? else {
-        return Ok(());
-    };
-    if !instance.state.is_active() || instance.state == InstanceState::Created {
-        return Ok(());
-    }
-    let node = local_node(app, instance.node)?;
-    {
-        let _lock = app.instance_locks.lock(instance.id).await;
-        // Its disks were created from snapshots or images and never used.
-        node.vms().remove(instance.id).await?;
-    }
+    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     let EvacuateInstance { from } = EvacuateInstance::parameters(row)?;
     let reason = format!("failed to evacuate it from node {from}: {}", failure_message(row));
-    lost::fail_lost(app, &instance, &reason, Some(row.id)).await
+    lost::fail_evacuation(app, &instance, &reason, row.id).await
 }

@@ -8,7 +8,7 @@ use muster_types::{Error, Result};
 
 use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
-use crate::objects::instance::{local_node, object, plan, target_id};
+use crate::objects::instance::{local_node, object, plan, read_again, target_id};
 use crate::objects::interface::{delete_in, set_state_in};
 use crate::objects::network::plan::mtu;
 use crate::objects::network::wait::wait_network_on_node;
@@ -33,7 +33,7 @@ async fn pending_interface(app: &App, row: &OperationRow) -> Result<Option<(Inst
     let interface = interfaces::get(&*app.store, id).await?;
     let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     let interface = interface.filter(|interface| interface.state == InterfaceState::Initial);
-    Ok(instance.filter(|row| row.state.is_active()).zip(interface))
+    Ok(instance.filter(|instance| instance.node == row.node && instance.state.is_active()).zip(interface))
 }
 
 async fn plug(app: &App, row: &OperationRow) -> Result<()> {
@@ -45,7 +45,8 @@ async fn plug(app: &App, row: &OperationRow) -> Result<()> {
     let node = local_node(app, instance.node)?;
     wait_network_on_node(app, interface.network, node.identity().id, row.created).await?;
     let _lock = app.instance_locks.lock(instance.id).await;
-    let Some((instance, interface)) = pending_interface(app, row).await? else { return Ok(()) };
+    let Some((_, interface)) = pending_interface(app, row).await? else { return Ok(()) };
+    let Some(instance) = read_again(app, &instance).await? else { return Ok(()) };
     let mtu = mtu(nodes::list(&*app.store).await?.iter(), &app.settings);
     let network = networks::get(&*app.store, interface.network).await?;
     let network = network.ok_or_else(|| Error::Conflict("the network was deleted".into()))?;

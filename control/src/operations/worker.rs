@@ -285,6 +285,15 @@ impl Worker {
                 if i128::from(row.attempts) < max_attempts(app) && is_retryable(&error) {
                     (OperationState::Queued, backoff(app, row.attempts), Some(report))
                 } else {
+                    // Another worker, or an evacuation, may have taken over meanwhile.
+                    match operations::renew(&app.store, row, lease_seconds(app)).await {
+                        Ok(true) => {}
+                        Ok(false) => return,
+                        Err(error) => {
+                            tracing::warn!(operation = %row.id, %error, "failed to renew the lease of an operation");
+                            return;
+                        }
+                    }
                     let failed = OperationRow { error_report: Some(report.clone()), ..row.clone() };
                     undo(app, implementation, &failed).await;
                     (OperationState::Error, 0.0, Some(report))

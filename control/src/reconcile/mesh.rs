@@ -2,6 +2,7 @@
 //! not its peers is degraded: it gets no new instances, because their networks would be cut off from the others, and it
 //! hands the role of the network node over. See docs/decisions/0056.
 
+use std::collections::HashSet;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
@@ -183,7 +184,8 @@ fn peers_to_probe(own: &[NodeId], rows: &[NodeRow], max_age: f64) -> Vec<NodeRow
     let first = own.iter().min().copied();
     peers.sort_by_key(|row| (Some(row.identity.id) < first, row.identity.id));
     // The nodes of one daemon have the same address.
-    peers.dedup_by_key(|row| row.report.node_address);
+    let mut addresses = HashSet::new();
+    peers.retain(|row| addresses.insert(row.report.node_address));
     peers.truncate(MAX_PROBED);
     peers
 }
@@ -211,7 +213,10 @@ async fn record_change(app: &App, own: &[NodeId], reason: Option<String>) -> Res
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{SocketAddr, TcpListener};
+
+    use muster_types::node::{NodeIdentity, NodeReport};
+    use uuid::Uuid;
 
     use super::*;
     use crate::reconcile::network_role;
@@ -224,6 +229,40 @@ mod tests {
         let handed_over = network_role::renew_interval(&settings) + network_role::HANDOVER_TIMEOUT;
         let promised = Duration::from_secs(25);
         assert!(noticed + handed_over + Duration::from_secs(2) <= promised, "{noticed:?} + {handed_over:?}");
+    }
+
+    #[test]
+    fn each_daemon_is_probed_once_however_many_nodes_it_has() {
+        let node = |id: u128, port: u16| NodeRow {
+            identity: NodeIdentity {
+                id: NodeId(Uuid::from_u128(id)),
+                name: id.to_string(),
+                ip: Ipv4Addr::LOCALHOST,
+                release: String::new(),
+                simulated: false,
+                is_hypervisor: true,
+                is_network_node: false,
+                is_database_node: false,
+            },
+            state: NodeState::Created,
+            lastseen: 1.0,
+            report: NodeReport {
+                node_address: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+                ..NodeReport::default()
+            },
+            created: 0.0,
+            version: 1,
+            epoch: 1,
+            started: 0.0,
+            lock_file: String::new(),
+            clock_skew: 0.0,
+        };
+        let own = [NodeId(Uuid::from_u128(1))];
+        let rows = vec![node(1, 1), node(2, 2), node(3, 3), node(4, 2), node(5, 3)];
+        let ports = peers_to_probe(&own, &rows, 10.0);
+        let ports: Vec<u16> =
+            ports.iter().filter_map(|row| row.report.node_address).map(|address| address.port()).collect();
+        assert_eq!(ports, [2, 3]);
     }
 
     #[tokio::test]

@@ -10,14 +10,20 @@ use crate::objects::instance::{evacuate, lost, place_again};
 use crate::objects::node;
 use muster_store::{nodes, transaction};
 
-/// Returns whether a node may not have checked in for `NODE_CHECKIN_MAXIMUM` seconds. Check-ins since the summary only make
-/// it later.
-pub(super) fn may_have_silent_nodes(app: &App) -> bool {
+/// Returns the number of seconds without a check-in after which a node is observed. As for the scheduler, it is late then.
+fn observed_after(app: &App) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "the limit is seconds")]
     let limit = app.settings.node_checkin_maximum as f64;
+    limit / 2.0
+}
+
+/// Returns whether a node may not have checked in for long enough to be observed. Check-ins since the summary only make it
+/// later.
+pub(super) fn may_have_silent_nodes(app: &App) -> bool {
     let Some(summary) = app.cluster_changes.recent(MAX_SUMMARY_AGE) else { return true };
     let time = app.store.membership.database_time();
-    summary.silent_nodes > 0 || summary.oldest_checkin.is_some_and(|oldest| oldest < time - limit)
+    summary.silent_nodes > 0
+        || summary.oldest_checkin.is_some_and(|oldest| oldest < time - observed_after(app))
 }
 
 /// Runs one pass.
@@ -26,7 +32,9 @@ pub async fn run(app: &App) -> Result<()> {
     let limit = app.settings.node_checkin_maximum as f64;
     let states =
         [NodeState::Created, NodeState::Stopping, NodeState::Stopped, NodeState::Missing, NodeState::Error];
-    let silent = nodes::silent(&*app.store, &states, limit).await?;
+    let mut silent = nodes::silent(&*app.store, &states, observed_after(app)).await?;
+    app.silences.observe(silent.iter().map(|(row, _)| row));
+    silent.retain(|(_, silence)| *silence > limit);
     if silent.is_empty() {
         return Ok(());
     }

@@ -27,6 +27,13 @@ impl<I> Default for ObjectLocks<I> {
 }
 
 impl<I: Eq + Hash> ObjectLocks<I> {
+    /// Returns whether a task waits for the lock of an object that another one holds, for tests.
+    #[must_use]
+    pub fn is_awaited(&self, id: &I) -> bool {
+        // One reference is that of the map, one that of the holder.
+        self.0.lock().get(id).is_some_and(|lock| Arc::strong_count(lock) > 2)
+    }
+
     /// Waits for the lock of an object and holds it until the guard is dropped.
     pub async fn lock(&self, id: I) -> OwnedMutexGuard<()> {
         let lock = {

@@ -74,8 +74,8 @@ on_both_engines! {
         let id = created_instance(&store, lost.id).await;
         created_instance(&store, other.id).await;
         assert_eq!(instances::unobserved(&*store, now() + 1.0, 10).await.unwrap(), []);
-        assert!(!transaction!(store, |tx| { Ok(nodes::lock_silent(tx, lost.id).await?) }).unwrap());
         let row = nodes::get(&*store, &NameOrId::Id(lost.id)).await.unwrap().unwrap();
+        assert!(!transaction!(store, |tx| { Ok(nodes::lock_silent(tx, &row).await?) }).unwrap());
         transaction!(store, |tx| {
             instances::set_agent_state(tx, id, Some("ready")).await?;
             assert!(!instances::set_unknown(tx, id, now()).await?, "the node is active");
@@ -84,8 +84,9 @@ on_both_engines! {
         .unwrap();
         let found = instances::unobserved(&*store, 0.0, 10).await.unwrap();
         assert_eq!(found.iter().map(|found| (found.id, found.node.as_str())).collect::<Vec<_>>(), [(id, "lost")]);
+        let missing = nodes::get(&*store, &NameOrId::Id(lost.id)).await.unwrap().unwrap();
         transaction!(store, |tx| {
-            assert!(nodes::lock_silent(tx, lost.id).await?);
+            assert!(nodes::lock_silent(tx, &missing).await?);
             assert!(instances::set_unknown(tx, id, 0.0).await?);
             assert!(!instances::set_unknown(tx, id, 0.0).await?, "unchanged");
             Ok(())
@@ -98,10 +99,21 @@ on_both_engines! {
         let place = async || {
             transaction!(store, |tx| { Ok(instances::place_again(tx, &row, other.id, &committed).await?) }).unwrap()
         };
+        let is_placed = async |row: &instances::InstanceRow| {
+            transaction!(store, |tx| { Ok(instances::lock_placed(tx, row).await?) }).unwrap()
+        };
+        assert!(is_placed(&row).await);
         assert!(place().await);
         assert!(!place().await, "by another request");
+        assert!(!is_placed(&row).await, "a daemon of its former node records nothing");
+        let former = instances::InstanceRow { generation: 2, ..row.clone() };
+        assert!(!is_placed(&former).await, "on another node");
         let row = instances::get(&*store, id).await.unwrap().unwrap();
         assert_eq!((row.node, row.generation, row.committed), (Some(other.id), 2, committed));
+        assert!(is_placed(&row).await);
+        transaction!(store, |tx| { Ok(instances::clear_node(tx, id).await?) }).unwrap();
+        assert!(!is_placed(&row).await);
+        assert!(is_placed(&instances::get(&*store, id).await.unwrap().unwrap()).await, "without a node");
     }
 
     async fn changes_state_only_along_valid_transitions(store: Arc<Store>) {
@@ -242,10 +254,15 @@ on_both_engines! {
     async fn records_agent_only_while_instance_is_on(store: Arc<Store>) {
         let id = created_instance(&store, NodeId::new()).await;
         let status = AgentStatus { state: "ready".into(), start_time: Some(2.5), system_boot_time: Some(1.25) };
-        let write = || async { transaction!(store, |tx| { Ok(instances::set_agent(tx, id, &status).await?) }).unwrap() };
-        assert!(!write().await);
+        let row = instances::get(&*store, id).await.unwrap().unwrap();
+        let write = async |row: &instances::InstanceRow| {
+            transaction!(store, |tx| { Ok(instances::set_agent(tx, row, &status).await?) }).unwrap()
+        };
+        assert!(!write(&row).await);
         transaction!(store, |tx| { Ok(instances::set_power(tx, id, PowerState::On).await?) }).unwrap();
-        assert!(write().await);
+        assert!(!write(&instances::InstanceRow { generation: 2, ..row.clone() }).await, "another generation");
+        assert!(!write(&instances::InstanceRow { node: Some(NodeId::new()), ..row.clone() }).await, "another node");
+        assert!(write(&row).await);
         let row = instances::get(&*store, id).await.unwrap().unwrap();
         assert_eq!((row.agent_state.as_deref(), row.agent_start_time, row.agent_system_boot_time), (Some("ready"), Some(2.5), Some(1.25)));
     }

@@ -83,6 +83,41 @@ on_both_engines! {
         assert_eq!(silent().await.len(), 1, "a fenced daemon does not check in");
     }
 
+    async fn silent_node_is_locked_only_if_it_has_not_returned(store: Arc<Store>) {
+        use NodeState as S;
+        let member = join(&store, &identity("n1")).await;
+        let read = async || nodes::get(&*store, &NameOrId::Id(member.node)).await.unwrap().unwrap();
+        let set_state = async |to| {
+            let row = read().await;
+            assert!(transaction!(store, |tx| { Ok(nodes::set_state(tx, &row, to).await?) }).unwrap());
+        };
+        let lock = async |row: &nodes::NodeRow| {
+            transaction!(store, |tx| { Ok(nodes::lock_silent(tx, row).await?) }).unwrap()
+        };
+        assert!(!lock(&read().await).await, "it is up");
+        set_state(S::Missing).await;
+        let missing = read().await;
+        assert!(lock(&missing).await && lock(&missing).await);
+        set_state(S::Error).await;
+        assert!(lock(&missing).await, "it is missing for longer");
+
+        set_state(S::Stopped).await;
+        assert!(!lock(&missing).await, "its daemon was stopped on purpose, so that its VMs run");
+        assert!(lock(&read().await).await);
+        set_state(S::Missing).await;
+        for (change, what) in [("lastseen = lastseen + 1", "a check-in"), ("lastseen = lastseen - 100", "one after the clock was set back")] {
+            let before = read().await;
+            let sql = format!("UPDATE nodes SET {change}");
+            transaction!(store, |tx| { Ok(tx.execute(&sql, &[]).await?) }).unwrap();
+            assert!(!lock(&before).await, "{what}");
+        }
+        let before = read().await;
+        let sql = "UPDATE nodes SET epoch = epoch + 1";
+        transaction!(store.unfenced(), |tx| { Ok(tx.execute(sql, &[]).await?) }).unwrap();
+        let locked = transaction!(store.unfenced(), |tx| { Ok(nodes::lock_silent(tx, &before).await?) });
+        assert!(!locked.unwrap(), "its daemon was started");
+    }
+
     async fn finds_other_daemons_of_a_node_or_address(store: Arc<Store>) {
         let first = identity("n1");
         join(&store, &first).await;

@@ -130,8 +130,9 @@ impl Caller {
 
     fn call(&mut self, method: Method, path: &str, body: Option<&Value>) -> Told {
         let (host, began) = (self.host(), Instant::now());
-        let told = self.api.request(host, method.clone(), path, body);
-        self.note(&format!("{method} {path} through m{}", host + 1), began, &told);
+        let call = format!("{method} {path} through m{}", host + 1);
+        let told = self.api.request(host, method, path, body);
+        self.note(&call, began, &told);
         told
     }
 

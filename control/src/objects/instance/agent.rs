@@ -31,7 +31,7 @@ async fn record_status(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Re
     if is_recorded(&row, &status) {
         return Ok(());
     }
-    let written = transaction!(app.store, |tx| { Ok(instances::set_agent(tx, id, &status).await?) })?;
+    let written = transaction!(app.store, |tx| { Ok(instances::set_agent(tx, &row, &status).await?) })?;
     if written && row.agent_state.as_ref() != Some(&status.state) {
         let text = format!("agent state is now {}", status.state);
         let event = Event::new(EventType::Status, object(id), text);

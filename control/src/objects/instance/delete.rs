@@ -6,7 +6,7 @@ use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::operation::OperationHandle;
 use muster_types::{Error, Result};
 
-use super::state::release_from_node;
+use super::state::release_lost;
 use super::{fence, find_own, lost, object, operation_on, record};
 use crate::app::App;
 use crate::auth::Caller;
@@ -49,6 +49,9 @@ pub(crate) async fn enqueue(
     caller: Option<&Caller>,
 ) -> Result<Option<OperationHandle>, TxError> {
     let Some(row) = instances::get(&mut *tx, id).await? else { return Ok(None) };
+    if !instances::lock_placed(tx, &row).await? {
+        return Err(StoreError::Conflict("the instance was placed again".into()).into());
+    }
     match row.state {
         InstanceState::Deleted => return Ok(None),
         InstanceState::DeleteWait => {
@@ -81,18 +84,22 @@ async fn pending(tx: &mut Tx, row: &InstanceRow) -> Result<Option<OperationHandl
     Ok(pending.map(|op| OperationHandle { op_type: op.operation_type, op_uuid: op.id }))
 }
 
-/// Removes the instances of a deleted node, whose VMs are lost. Instances that were being deleted become deleted, the others
-/// enter the error state. Their addresses stay allocated or reserved unless the VMs were certainly stopped.
+/// Aborts the operations that only a deleted node can run, and removes its instances, whose VMs are lost. Instances that were
+/// being deleted become deleted, the others enter the error state. Their addresses stay allocated or reserved unless the VMs
+/// were certainly stopped.
 pub(crate) async fn release_deleted_node(app: &App, node: &NodeRow) -> Result<()> {
     let (id, name) = (node.identity.id, &node.identity.name);
     // Waits for allocations in progress, so that they are found below. Later ones see that the node is deleted.
-    transaction!(app.store, |tx| { Ok(node_ledgers::lock(tx, id).await?) })?;
+    transaction!(app.store, |tx| {
+        node_ledgers::lock(tx, id).await?;
+        Ok(operations::abort_of_node(tx, id).await?)
+    })?;
     for row in instances::of_node(&*app.store, id).await? {
         let row = fence::with_unfenced(app, row, node);
         if row.state == InstanceState::DeleteWait {
-            release_from_node(app, &row, row.state, InstanceState::Deleted, true).await?;
+            release_lost(app, &row, None).await?;
         } else {
-            lost::fail_lost(app, &row, &format!("node {name} was deleted"), None).await?;
+            lost::fail_lost(app, &row, &format!("node {name} was deleted"), None, None).await?;
         }
     }
     Ok(())

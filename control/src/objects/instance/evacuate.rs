@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use muster_store::instances::{self, InstanceRow, InstanceSpec};
-use muster_store::nodes::{self, NodeRow};
+use muster_store::nodes::NodeRow;
 use muster_store::{
-    StoreError, Tx, TxError, agent_operations, artifacts, blob_locations, blobs, interfaces, metadata,
-    networks, operations, transaction,
+    StoreError, Tx, TxError, agent_operations, artifacts, blob_locations, blobs, interfaces, networks,
+    operations, transaction,
 };
 use muster_types::blob::{BlobState, CopyState};
 use muster_types::event::{Event, EventType};
@@ -15,14 +15,14 @@ use muster_types::ids::{BlobId, NodeId};
 use muster_types::instance::{InstanceState, PowerState, RestartPolicy};
 use muster_types::node::{EvacuationOutcome, EvacuationRecord, NodeState};
 use muster_types::object::{ObjectRef, ObjectType};
-use muster_types::spec::{self, DiskType};
+use muster_types::spec::DiskType;
 use muster_types::time::format_utc;
 use muster_types::{Error, Result};
 
 use super::create::reference_blobs_in;
 use super::placement::{self, Allocation, Candidates};
 use super::snapshot::{NVRAM, source_url};
-use super::state::{record_state_change, release_from_node};
+use super::state::{record_state_change, release_lost};
 use super::{agent, fence, lost, object, operation_on, plan};
 use crate::app::App;
 use crate::auth::Caller;
@@ -72,9 +72,10 @@ pub async fn evacuate(
     Ok(records)
 }
 
-/// Restarts the instances with `restart: elsewhere` of nodes whose watchdog has certainly stopped their VMs. Instances whose
-/// disks cannot be restored, or for which no node has capacity, remain on their node. `silent` are the nodes that do not check
-/// in, each with the time since its last check-in.
+/// Restarts the instances with `restart: elsewhere` of nodes whose watchdog has certainly stopped their VMs: the lease has
+/// ended both by the clock of the database and by that of this daemon, because the former may be set. Instances whose disks
+/// cannot be restored, or for which no node has capacity, remain on their node. `silent` are the nodes that do not check in, each
+/// with the time since its last check-in.
 pub(crate) async fn restart_fenced(app: &App, silent: &[(NodeRow, f64)]) -> Result<()> {
     let caller = Caller::daemon("maintainer");
     for (node, silence) in silent {
@@ -83,11 +84,12 @@ pub(crate) async fn restart_fenced(app: &App, silent: &[(NodeRow, f64)]) -> Resu
         {
             continue;
         }
+        let silence = silence.min(app.silences.unchanged(node).as_secs_f64());
         for row in instances::of_node(&*app.store, node.identity.id).await? {
             let end = fence::certain_end(&row.spec, &node.report);
-            if row.state != InstanceState::Created
+            if !row.state.is_active()
                 || row.spec.restart != RestartPolicy::Elsewhere
-                || end.is_none_or(|end| *silence < end)
+                || end.is_none_or(|end| silence < end)
             {
                 continue;
             }
@@ -161,19 +163,19 @@ async fn evacuate_instance(
 ) -> Result<(EvacuationOutcome, Option<String>, String)> {
     let from = &node.identity.name;
     if row.state == InstanceState::DeleteWait {
-        release_from_node(app, row, row.state, InstanceState::Deleted, true).await?;
+        release_lost(app, row, Some(node)).await?;
         return Ok((EvacuationOutcome::Deleted, None, "it was being deleted".into()));
     }
     let restored = match restore_disks(app, row).await? {
         Ok(restored) if row.state.is_active() => restored,
         Ok(_) => {
             let reason = format!("node {from} is dead, and its state was {}", row.state);
-            lost::fail_lost(app, row, &reason, None).await?;
+            lost::fail_lost(app, row, &reason, Some(node), None).await?;
             return Ok((EvacuationOutcome::Failed, None, reason));
         }
         Err(reason) => {
             let reason = format!("node {from} is dead: {reason}");
-            lost::fail_lost(app, row, &reason, None).await?;
+            lost::fail_lost(app, row, &reason, Some(node), None).await?;
             return Ok((EvacuationOutcome::Failed, None, reason));
         }
     };
@@ -189,7 +191,7 @@ async fn place_elsewhere(
     restored: &RestoredDisks,
 ) -> Result<(EvacuationOutcome, Option<String>, String)> {
     let from = &node.identity.name;
-    let request = placement_request(app, row).await?;
+    let request = placement::request_again(app, row).await?;
     let candidates = placement::find_uncached(app, &row.namespace, &request).await?;
     if let Err(error) = candidates.nodes() {
         return Ok((EvacuationOutcome::Waiting, None, error.to_string()));
@@ -224,9 +226,7 @@ async fn move_in(
     restored: &RestoredDisks,
 ) -> Result<Allocation, TxError> {
     let (id, from) = (row.id, node.identity.id);
-    if !nodes::lock_silent(tx, from).await? {
-        return Err(Error::Conflict(format!("node {} is alive again", node.identity.name)).into());
-    }
+    lost::lock_dead_in(tx, node).await?;
     let changed = || StoreError::Conflict("the instance changed".into());
     let current = instances::get(&mut *tx, id).await?.filter(|current| current.state == row.state);
     let current = current.ok_or_else(changed)?;
@@ -257,19 +257,6 @@ async fn move_in(
     let handle = operation_on(&placed, operation, Some(&caller.request_id)).enqueue(tx).await?;
     instances::set_operation(tx, id, &handle).await?;
     Ok(allocation)
-}
-
-/// Returns what the instance needs. The node that its creation requested is not required: it is dead.
-async fn placement_request(app: &App, row: &InstanceRow) -> Result<PlacementRequest> {
-    let metadata = metadata::get(&*app.store, ObjectType::Instance, &row.id.to_string()).await?;
-    let affinity = metadata.get("affinity").map(spec::parse_affinity).transpose()?;
-    Ok(PlacementRequest {
-        cpus: row.spec.cpus,
-        memory_mb: row.spec.memory,
-        disk_gb: row.committed.disk_gb,
-        required_node: None,
-        affinity: affinity.map(|(affinity, _)| affinity).unwrap_or_default(),
-    })
 }
 
 /// Chooses what the disks of an instance are created from: the latest snapshot of each disk or, if it is disposable or was

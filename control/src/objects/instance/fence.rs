@@ -14,12 +14,12 @@ use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{FencingPolicy, InstanceState, RestartPolicy};
 use muster_types::node::{NodeApi, NodeReport, NodeState};
-use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::time::format_utc;
 use muster_types::vm::{FoundVm, VmPower};
 use muster_types::{Error, Result};
 
-use super::{object, require_created};
+use super::{object, placed_again, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::address::release_unfenced;
@@ -112,19 +112,20 @@ pub async fn set_policies(
     let _lock = app.instance_locks.lock(id).await;
     let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
     require_created(&row)?;
+    if row.node != Some(node.identity().id) {
+        return Err(placed_again(id));
+    }
     caller.deadline.require_waiting()?;
-    let spec = InstanceSpec { restart, fencing, ..row.spec };
+    let spec = InstanceSpec { restart, fencing, ..row.spec.clone() };
     check_restart(app, &spec)?;
     let policy = policy(app, &spec);
     if policy == FencingPolicy::Own {
         node.vms().set_fencing(id, policy).await?;
     }
     transaction!(app.store, |tx| {
-        let is_created = instances::lock(tx, id, &[InstanceState::Created]).await?;
-        let current =
-            instances::get(&mut *tx, id).await?.filter(|current| is_created && current.node == row.node);
-        let current = current.filter(|current| current.generation == row.generation);
-        let Some(current) = current else {
+        let is_placed = instances::lock_placed(tx, &row).await?;
+        let current = instances::get(&mut *tx, id).await?;
+        let Some(current) = current.filter(|row| is_placed && row.state == InstanceState::Created) else {
             return Err(StoreError::Conflict("the instance changed".into()).into());
         };
         let spec = InstanceSpec { restart, fencing, ..current.spec };
@@ -193,7 +194,9 @@ pub(crate) async fn unfenced_node_in(
     row: &InstanceRow,
 ) -> Result<Option<NodeId>, TxError> {
     let Some(vm) = row.spec.unfenced.filter(|vm| !is_expired(app, vm)) else { return Ok(None) };
-    if nodes::lock_silent(tx, vm.node).await? {
+    if let Some(node) = nodes::get(&mut *tx, &NameOrId::Id(vm.node)).await?
+        && nodes::lock_silent(tx, &node).await?
+    {
         return Ok(Some(vm.node));
     }
     let state = nodes::state(&mut *tx, vm.node).await?;
@@ -253,7 +256,7 @@ pub(crate) async fn remove_stale(app: &App, node: &Arc<dyn NodeApi>) -> Result<N
             Some(row) => Some(row),
             None => instances::get(&*app.store, vm.id).await?,
         };
-        if required_action(row.as_ref(), id, &vm) == VmAction::Keep || !enforce(app, node, &vm).await? {
+        if required_action(row.as_ref(), id, &vm) == VmAction::Keep || !enforce(app, node, vm.id).await? {
             let is_own = row.as_ref().filter(|row| row.node == Some(id));
             if is_own.is_some_and(|row| policy(app, &row.spec) != vm.fencing) {
                 apply_policy(app, node, vm.id).await?;
@@ -265,11 +268,13 @@ pub(crate) async fn remove_stale(app: &App, node: &Arc<dyn NodeApi>) -> Result<N
     Ok(vms)
 }
 
-/// Applies the required action to a VM once no operation works on it. Returns whether its files were moved.
-async fn enforce(app: &App, node: &Arc<dyn NodeApi>, vm: &FoundVm) -> Result<bool> {
-    let _lock = app.instance_locks.lock(vm.id).await;
-    let row = instances::get(&*app.store, vm.id).await?;
-    match required_action(row.as_ref(), node.identity().id, vm) {
+/// Applies the required action to a VM once no operation works on it. Returns whether the node no longer has its files.
+async fn enforce(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<bool> {
+    let _lock = app.instance_locks.lock(id).await;
+    // An operation may have replaced it by one of the current generation. First, because a row is older than its VM.
+    let Some(vm) = node.vms().list().await?.into_iter().find(|vm| vm.id == id) else { return Ok(true) };
+    let row = instances::get(&*app.store, id).await?;
+    match required_action(row.as_ref(), node.identity().id, &vm) {
         VmAction::Keep => Ok(false),
         VmAction::Stop => {
             if matches!(vm.power, VmPower::On | VmPower::Paused) {
@@ -297,7 +302,13 @@ async fn apply_policy(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Res
 
 /// Records that the watchdog has stopped a VM, once.
 async fn record_fenced(app: &App, node: &Arc<dyn NodeApi>, vm: &FoundVm) -> Result<()> {
-    let Some(time) = vm.fenced_at else { return Ok(()) };
+    if vm.fenced_at.is_none() {
+        return Ok(());
+    }
+    let _lock = app.instance_locks.lock(vm.id).await;
+    // A concurrent pass may have recorded it.
+    let current = node.vms().list().await?.into_iter().find(|current| current.id == vm.id);
+    let Some(time) = current.and_then(|current| current.fenced_at) else { return Ok(()) };
     let name = &node.identity().name;
     let event = Event::new(EventType::Health, ObjectRef::new(ObjectType::Node, node.identity().id), FENCED)
         .with("instance_uuid", vm.id.to_string())

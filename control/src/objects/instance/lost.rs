@@ -1,7 +1,7 @@
 //! Instances whose node does not check in: their VMs may run or not. See docs/decisions/0052.
 
 use muster_store::instances::{InstanceRow, InstanceSpec};
-use muster_store::nodes::NodeRow;
+use muster_store::nodes::{self, NodeRow};
 use muster_store::{StoreError, Tx, TxError, agent_operations, instances, operations, transaction};
 use muster_types::capacity::CommittedCapacity;
 use muster_types::event::{Event, EventType};
@@ -13,7 +13,7 @@ use muster_types::time::format_utc;
 use muster_types::{Error, Result};
 
 use super::state::record_state_change;
-use super::{object, placement};
+use super::{local_node, object, placement, read_again};
 use crate::app::App;
 
 /// The maximum number of instances that one transaction marks.
@@ -66,15 +66,54 @@ pub(crate) async fn mark_unknown(app: &App) -> Result<()> {
     }
 }
 
+/// Locks a node that was declared dead until the transaction ends, so that it cannot return before. Rejects one that has
+/// returned since `node` was read.
+pub(super) async fn lock_dead_in(tx: &mut Tx, node: &NodeRow) -> Result<(), TxError> {
+    if nodes::lock_silent(tx, node).await? {
+        return Ok(());
+    }
+    Err(Error::Conflict(format!("node {} is alive again", node.identity.name)).into())
+}
+
+/// Puts an instance in error whose evacuation to a node of this daemon failed, and removes the VM that it has created there.
+pub(crate) async fn fail_evacuation(
+    app: &App,
+    row: &InstanceRow,
+    reason: &str,
+    operation: OperationId,
+) -> Result<()> {
+    let node = local_node(app, row.node)?;
+    {
+        let _lock = app.instance_locks.lock(row.id).await;
+        if read_again(app, row).await?.is_none_or(|current| current.state != row.state) {
+            return Ok(());
+        }
+        let vm = node.vms().list().await?.into_iter().find(|vm| vm.id == row.id);
+        // Its disks were created from snapshots or images and never used. Those of an earlier generation are moved to
+        // `lost+found` by the reconciler.
+        if vm.is_some_and(|vm| vm.generation.is_none_or(|generation| generation == row.generation)) {
+            node.vms().remove(row.id).await?;
+        }
+    }
+    fail_lost(app, row, reason, None, Some(operation)).await
+}
+
 /// Puts an instance in error whose VM is lost, and removes it from its node. It keeps its interfaces and addresses until it
-/// is deleted. `row` tells whether its VM may still run. Its operations are aborted, except the one that calls this.
+/// is deleted. `row` tells whether its VM may still run. If its node was declared dead, `dead` is the node, which must not
+/// have returned. Its operations are aborted, except the one that calls this.
 pub(crate) async fn fail_lost(
     app: &App,
     row: &InstanceRow,
     reason: &str,
+    dead: Option<&NodeRow>,
     operation: Option<OperationId>,
 ) -> Result<()> {
-    let failed = transaction!(app.store, |tx| { fail_lost_in(tx, row, reason, operation).await })?;
+    let failed = transaction!(app.store, |tx| {
+        if let Some(node) = dead {
+            lock_dead_in(tx, node).await?;
+        }
+        fail_lost_in(tx, row, reason, operation).await
+    })?;
     if failed.is_failed {
         if let Some((node, committed)) = failed.ledger {
             app.placement.update(node, committed);
@@ -100,10 +139,10 @@ async fn fail_lost_in(
     operation: Option<OperationId>,
 ) -> Result<FailedInstance, TxError> {
     let id = row.id;
-    let current = instances::get(&mut *tx, id).await?;
-    let Some(current) = current.filter(|current| current.generation == row.generation) else {
+    if !instances::lock_placed(tx, row).await? {
         return Ok(FailedInstance::default());
-    };
+    }
+    let Some(current) = instances::get(&mut *tx, id).await? else { return Ok(FailedInstance::default()) };
     let is_failed = current.state != InstanceState::Error;
     if is_failed {
         let mut from = current.state;

@@ -145,6 +145,18 @@ pub async fn locate(app: &App, row: &InstanceRow) -> Result<Option<NodeLocation>
     Ok(Some(NodeLocation::of(app, node)))
 }
 
+/// Reads an instance again whose lock the caller has acquired since it read `row`. Returns `None` if the instance was placed
+/// again meanwhile, or removed from its node: the caller must not touch a VM then. See docs/decisions/0052.
+pub(crate) async fn read_again(app: &App, row: &InstanceRow) -> Result<Option<InstanceRow>> {
+    let current = instances::get(&*app.store, row.id).await?;
+    Ok(current.filter(|current| current.node == row.node && current.generation == row.generation))
+}
+
+/// Returns the error for an instance that is not where the caller has found it.
+pub(crate) fn placed_again(id: InstanceId) -> Error {
+    Error::Conflict(format!("instance {id} was placed again or removed from its node; retry"))
+}
+
 /// Returns the node of this daemon that an instance runs on.
 pub(crate) fn local_node(app: &App, node: Option<NodeId>) -> Result<&Arc<dyn NodeApi>> {
     let found = app.nodes.iter().find(|own| Some(own.identity().id) == node);

@@ -1,34 +1,36 @@
-//! Places instances on another node whose creation has not started when their node becomes missing.
+//! Places instances on another node whose creation or evacuation has not started when their node becomes missing.
 
 use muster_store::instances::{self, InstanceRow};
 use muster_store::networks;
 use muster_store::nodes::NodeRow;
-use muster_store::{interfaces, metadata, operations, transaction};
+use muster_store::{interfaces, operations, transaction};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
-use muster_types::network::NetworkState;
-use muster_types::object::ObjectType;
-use muster_types::spec::parse_affinity;
+use muster_types::instance::first_generation;
 use muster_types::{Error, Result};
 
 use super::{object, placement};
 use crate::app::App;
+use crate::objects::network::state::PRESENT;
 use crate::scheduler::PlacementRequest;
 
-/// The states of networks whose nodes are told about moved interfaces.
-const NETWORK_STATES: &[NetworkState] = &[NetworkState::Initial, NetworkState::Created];
-
-/// Places the instances of a missing node again of which it has nothing: their creation is queued, and no step of it is
-/// complete. Those for which no other node has capacity wait. A failure of one does not affect the others.
+/// Places the instances of a missing node again of which it has nothing: their creation or evacuation is queued, and no step
+/// of it is complete. Those for which no other node has capacity wait. A failure of one does not affect the others.
 pub(crate) async fn run(app: &App, missing: &NodeRow) -> Result<()> {
     // What no node has capacity for, so that many equal instances that wait do not cause a search each.
     let mut refused: Vec<(String, PlacementRequest)> = Vec::new();
     for row in instances::awaiting_creation(&*app.store, missing.identity.id).await? {
-        // An instance that was requested on this node waits for it.
-        if row.spec.requested_placement.is_some() {
+        // An instance that was requested on this node waits for it, unless it was evacuated from there.
+        if row.spec.requested_placement.is_some() && row.generation == first_generation() {
             continue;
         }
-        let request = placement_request(app, &row).await?;
+        let request = match placement::request_again(app, &row).await {
+            Ok(request) => request,
+            Err(error) => {
+                tracing::warn!(instance = %row.id, %error, "failed to place instance again");
+                continue;
+            }
+        };
         if refused.iter().any(|(namespace, same)| *namespace == row.namespace && *same == request) {
             continue;
         }
@@ -72,7 +74,7 @@ async fn place_again(
         interfaces::set_node(tx, row.id, allocation.node).await?;
         operations::set_node(tx, &object(row.id), allocation.node).await?;
         for interface in &attached {
-            networks::bump_generation(tx, interface.network, NETWORK_STATES).await?;
+            networks::bump_generation(tx, interface.network, PRESENT).await?;
         }
         Ok(Some((released, allocation)))
     })?;
@@ -84,16 +86,4 @@ async fn place_again(
     app.networks.notify_changed();
     app.queue.wake();
     Ok(Some(allocation.name))
-}
-
-async fn placement_request(app: &App, row: &InstanceRow) -> Result<PlacementRequest> {
-    let metadata = metadata::get(&*app.store, ObjectType::Instance, &row.id.to_string()).await?;
-    let affinity = metadata.get("affinity").and_then(|value| parse_affinity(value).ok());
-    Ok(PlacementRequest {
-        cpus: row.spec.cpus,
-        memory_mb: row.spec.memory,
-        disk_gb: row.committed.disk_gb,
-        required_node: None,
-        affinity: affinity.unwrap_or_default().0,
-    })
 }

@@ -9,6 +9,8 @@ use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::node::NodeState;
+use muster_types::object::ObjectType;
+use muster_types::spec::parse_affinity;
 use muster_types::time::now;
 use muster_types::{Error, Result};
 use serde_json::json;
@@ -22,7 +24,7 @@ use crate::scheduler::{
 };
 use crate::state::NodeCapacity;
 use muster_store::instances::InstanceRow;
-use muster_store::{StoreError, Tx, TxError, instances, node_ledgers};
+use muster_store::{StoreError, Tx, TxError, instances, metadata, node_ledgers};
 use muster_types::capacity::{Capacity, CommittedCapacity};
 
 /// The maximum number of candidates whose ledgers one attempt tries.
@@ -33,6 +35,19 @@ const MAX_CANDIDATES: usize = 32;
 pub(crate) struct Candidates {
     outcome: PlacementOutcome,
     nodes: Arc<NodeCapacity>,
+}
+
+/// Returns what an instance needs that is placed again. The node that its creation requested is not required: it is lost.
+pub(crate) async fn request_again(app: &App, row: &InstanceRow) -> Result<PlacementRequest> {
+    let metadata = metadata::get(&*app.store, ObjectType::Instance, &row.id.to_string()).await?;
+    let affinity = metadata.get("affinity").map(parse_affinity).transpose()?;
+    Ok(PlacementRequest {
+        cpus: row.spec.cpus,
+        memory_mb: row.spec.memory,
+        disk_gb: row.committed.disk_gb,
+        required_node: None,
+        affinity: affinity.map(|(affinity, _)| affinity).unwrap_or_default(),
+    })
 }
 
 /// Queries the scheduler. A refusal is only final with facts that are not cached.

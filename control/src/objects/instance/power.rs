@@ -16,7 +16,7 @@ use muster_types::vm::{ConsolePorts, VmPower};
 use muster_types::{Error, Result};
 
 use super::agent;
-use super::{object, operation_on, plan, require_created};
+use super::{object, operation_on, placed_again, plan, read_again, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::audit::with_caller;
@@ -63,6 +63,9 @@ pub async fn apply(
     let _lock = app.instance_locks.lock(id).await;
     let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
     require_created(&row)?;
+    if row.node != Some(node.identity().id) {
+        return Err(placed_again(id));
+    }
     caller.deadline.require_waiting()?;
     let vms = node.vms();
     let power = vms.power(id).await?;
@@ -98,11 +101,17 @@ pub async fn apply(
         PowerAction::RebootSoft | PowerAction::RebootHard => None,
     };
     if let Some(wanted) = wanted {
-        transaction!(app.store, |tx| { Ok(instances::set_power_wanted(tx, id, wanted).await?) })?;
+        transaction!(app.store, |tx| {
+            if !instances::lock_placed(tx, &row).await? {
+                return Err(placed_again(id).into());
+            }
+            Ok(instances::set_power_wanted(tx, id, wanted).await?)
+        })?;
     }
     match action {
         PowerAction::On => {
             wait_instance_networks(app, id, node.identity().id, now()).await?;
+            let row = read_again(app, &row).await?.ok_or_else(|| placed_again(id))?;
             start_vm(app, node, &row).await?;
         }
         PowerAction::Off => vms.stop(id).await?,
@@ -114,7 +123,8 @@ pub async fn apply(
     write_power_state(app, node, id).await
 }
 
-/// Starts the VM of an instance with free ports. The caller holds the instance lock.
+/// Starts the VM of an instance with free ports. The caller holds the instance lock, and has read the row since it acquired
+/// it ([`read_again`]).
 pub(crate) async fn start_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
     let mut ports = row.ports;
     for _ in 0..PORT_ATTEMPTS {
@@ -138,7 +148,8 @@ pub(crate) async fn start_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceR
     Err(Error::Unavailable("no free console ports found".into()))
 }
 
-/// Builds the disks of the VM of an instance without starting it. The caller holds the instance lock.
+/// Builds the disks of the VM of an instance without starting it. The caller holds the instance lock, and has read the row
+/// since it acquired it ([`read_again`]).
 pub(crate) async fn build_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
     let ports = match row.ports {
         Some(ports) => ports,
@@ -156,6 +167,9 @@ async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> 
         let (Some(console), Some(vdi)) = (free.first(), free.get(1)) else { break };
         let ports = ConsolePorts { console: *console, vdi: *vdi, vdi_tls: free.get(2).copied() };
         let reserved = transaction!(app.store, |tx| {
+            if !instances::lock_placed(tx, row).await? {
+                return Err(placed_again(row.id).into());
+            }
             if !instances::set_ports(tx, row.id, node_id, Some(ports)).await? {
                 return Err(Error::Unavailable("the ports are in use".into()).into());
             }
@@ -199,7 +213,7 @@ pub(crate) async fn write_power_state(app: &App, node: &Arc<dyn NodeApi>, id: In
     }
     let agent = agent::state_for_power(&row, power);
     let changed = transaction!(app.store, |tx| {
-        if !instances::set_power(tx, id, power).await? {
+        if !instances::lock_placed(tx, &row).await? || !instances::set_power(tx, id, power).await? {
             return Ok(false);
         }
         if power == PowerState::Off {
@@ -228,7 +242,9 @@ fn restart_after_host_failure<'a>(app: &'a App, row: &'a InstanceRow) -> NodeFut
 
 async fn enqueue_start(app: &App, row: &InstanceRow) -> Result<()> {
     let queued = transaction!(app.store, |tx| {
-        if operations::is_pending(&mut *tx, &object(row.id), StartInstance::KIND.name).await? {
+        if !instances::lock_placed(tx, row).await?
+            || operations::is_pending(&mut *tx, &object(row.id), StartInstance::KIND.name).await?
+        {
             return Ok(false);
         }
         let handle = operation_on(row, StartInstance {}, None).enqueue(tx).await?;

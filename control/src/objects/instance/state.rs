@@ -1,32 +1,37 @@
 //! Changes the state of instances, and releases their resources at the end.
 
 use muster_store::instances::{self, InstanceRow};
+use muster_store::interfaces::{self, InterfaceRow};
+use muster_store::nodes::NodeRow;
 use muster_store::operations::{self, OperationRow};
 use muster_store::{
-    StoreError, Tx, agent_operations, blob_namespaces, blobs, interfaces, references, transaction,
+    StoreError, Tx, TxError, agent_operations, blob_namespaces, blobs, references, transaction,
 };
+use muster_types::capacity::CommittedCapacity;
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
-use muster_types::ids::InstanceId;
-use muster_types::instance::{InstanceState, PowerState};
+use muster_types::ids::{InstanceId, NodeId};
+use muster_types::instance::{InstanceState, PowerState, first_generation};
 use muster_types::{Error, Result};
 
-use super::{fence, local_node, object, placement, target_id};
+use super::{fence, local_node, lost, object, placement, target_id};
 use crate::app::App;
 use crate::objects::interface;
 
-/// Sets the state of an instance and records the event. Returns `false` if it was not in the state `from`.
+/// Sets the state of an instance and records the event. Returns `false` if its state or its placement has changed since `row`
+/// was read.
 pub(crate) async fn set_state(
     app: &App,
-    id: InstanceId,
-    from: InstanceState,
+    row: &InstanceRow,
     to: InstanceState,
     reason: Option<&str>,
 ) -> Result<bool> {
-    let changed =
-        transaction!(app.store, |tx| { Ok(instances::set_state(tx, id, from, to, reason).await?) })?;
+    let changed = transaction!(app.store, |tx| {
+        Ok(instances::lock_placed(tx, row).await?
+            && instances::set_state(tx, row.id, row.state, to, reason).await?)
+    })?;
     if changed {
-        record_state_change(app, id, from, to, reason);
+        record_state_change(app, row.id, row.state, to, reason);
     }
     Ok(changed)
 }
@@ -46,23 +51,27 @@ pub(crate) fn record_state_change(
     app.events.record(event);
 }
 
-/// Fails the instance of a creation that failed permanently: removes its VM and releases its resources.
+/// Fails the instance of a creation that failed permanently: removes its VM and releases its resources. An instance that was
+/// evacuated keeps its addresses instead, because the VM of an earlier generation may still run.
 pub(crate) async fn fail_creation(app: &App, row: &OperationRow, reason: &str) -> Result<()> {
     let id = target_id(&row.target.id)?;
-    let Some(instance) = instances::get(&*app.store, id).await? else { return Ok(()) };
-    let failed = match instance.state {
-        InstanceState::Initial | InstanceState::Preflight | InstanceState::Creating => {
-            let Some(failed) = instance.state.error_state() else { return Ok(()) };
-            if !set_state(app, id, instance.state, failed, Some(reason)).await? {
-                return Err(Error::Unavailable("the instance changed state concurrently".into()));
-            }
-            failed
-        }
-        InstanceState::InitialError | InstanceState::PreflightError | InstanceState::CreatingError => {
-            instance.state
-        }
-        _ => return Ok(()),
-    };
+    let instance = instances::get(&*app.store, id).await?;
+    let Some(instance) = instance.filter(|instance| instance.node == row.node) else { return Ok(()) };
+    use InstanceState as S;
+    let is_being_created = matches!(
+        instance.state,
+        S::Initial | S::Preflight | S::Creating | S::InitialError | S::PreflightError | S::CreatingError
+    );
+    if !is_being_created {
+        return Ok(());
+    }
+    if instance.generation > first_generation() {
+        return lost::fail_evacuation(app, &instance, reason, row.id).await;
+    }
+    let failed = instance.state.error_state().unwrap_or(instance.state);
+    if failed != instance.state && !set_state(app, &instance, failed, Some(reason)).await? {
+        return Err(Error::Unavailable("the instance changed concurrently".into()));
+    }
     {
         let _lock = app.instance_locks.lock(id).await;
         local_node(app, instance.node)?.vms().remove(id).await?;
@@ -77,58 +86,85 @@ pub(crate) async fn release(
     from: InstanceState,
     to: InstanceState,
 ) -> Result<()> {
-    release_from_node(app, instance, from, to, false).await
+    let remaining = interfaces::of_instances(&*app.store, &[instance.id]).await?;
+    let released =
+        transaction!(app.store, |tx| { release_in(app, tx, instance, from, to, &remaining).await })?;
+    finish_release(app, instance, from, to, released);
+    Ok(())
 }
 
-/// Like [`release`]; with `node_deleted` it also clears the node and aborts the operations that only that node could
-/// run.
-pub(crate) async fn release_from_node(
+/// Deletes an instance that was being deleted on a node that is lost, and aborts its operations. If the node was declared
+/// dead, `dead` is the node, which must not have returned.
+pub(crate) async fn release_lost(app: &App, instance: &InstanceRow, dead: Option<&NodeRow>) -> Result<()> {
+    let (from, to) = (InstanceState::DeleteWait, InstanceState::Deleted);
+    let remaining = interfaces::of_instances(&*app.store, &[instance.id]).await?;
+    let released = transaction!(app.store, |tx| {
+        if let Some(node) = dead {
+            lost::lock_dead_in(tx, node).await?;
+        }
+        let released = release_in(app, tx, instance, from, to, &remaining).await?;
+        if released.is_some() {
+            operations::abort_unfinished(tx, &object(instance.id), None).await?;
+            instances::clear_node(tx, instance.id).await?;
+        }
+        Ok(released)
+    })?;
+    finish_release(app, instance, from, to, released);
+    Ok(())
+}
+
+/// The ledger that has changed when an instance was released, if any.
+type ReleasedLedger = Option<(NodeId, CommittedCapacity)>;
+
+/// Releases the resources of an instance with the interfaces `remaining` as part of a transaction. Returns `None` if its state or its
+/// placement has changed.
+async fn release_in(
+    app: &App,
+    tx: &mut Tx,
+    instance: &InstanceRow,
+    from: InstanceState,
+    to: InstanceState,
+    // The state keeps interfaces from being added.
+    remaining: &[InterfaceRow],
+) -> Result<Option<ReleasedLedger>, TxError> {
+    let id = instance.id;
+    let unfenced = fence::unfenced_node_in(app, tx, instance).await?;
+    if !instances::lock_placed(tx, instance).await? || !instances::set_state(tx, id, from, to, None).await? {
+        return Ok(None);
+    }
+    for interface in remaining {
+        interface::delete_in(app, tx, interface.id, unfenced).await?;
+    }
+    if let Some(node) = instance.node {
+        instances::set_ports(tx, id, node, None).await?;
+    }
+    end_use_of_blobs(tx, instance).await?;
+    references::remove_from(tx, &object(id)).await?;
+    if to == InstanceState::Deleted {
+        agent_operations::delete_all(tx, id).await?;
+    } else {
+        agent_operations::fail_all(tx, id, "the instance is in error").await?;
+    }
+    instances::set_power(tx, id, PowerState::Off).await?;
+    match instances::get(&mut *tx, id).await? {
+        Some(current) => Ok(Some(placement::release_in(tx, &current).await?)),
+        None => Ok(Some(None)),
+    }
+}
+
+fn finish_release(
     app: &App,
     instance: &InstanceRow,
     from: InstanceState,
     to: InstanceState,
-    node_deleted: bool,
-) -> Result<()> {
-    let id = instance.id;
-    // The state keeps interfaces from being added.
-    let remaining = interfaces::of_instances(&*app.store, &[id]).await?;
-    let released = transaction!(app.store, |tx| {
-        let unfenced = fence::unfenced_node_in(app, tx, instance).await?;
-        if !instances::set_state(tx, id, from, to, None).await? {
-            return Ok(None);
-        }
-        for interface in &remaining {
-            interface::delete_in(app, tx, interface.id, unfenced).await?;
-        }
-        if let Some(node) = instance.node {
-            instances::set_ports(tx, id, node, None).await?;
-        }
-        end_use_of_blobs(tx, instance).await?;
-        references::remove_from(tx, &object(id)).await?;
-        if to == InstanceState::Deleted {
-            agent_operations::delete_all(tx, id).await?;
-        } else {
-            agent_operations::fail_all(tx, id, "the instance is in error").await?;
-        }
-        instances::set_power(tx, id, PowerState::Off).await?;
-        let current = instances::get(&mut *tx, id).await?;
-        let ledger = match current {
-            Some(current) => placement::release_in(tx, &current).await?,
-            None => None,
-        };
-        if node_deleted {
-            operations::abort_queued(tx, &object(id), "").await?;
-            instances::clear_node(tx, id).await?;
-        }
-        Ok(Some(ledger))
-    })?;
-    let Some(ledger) = released else { return Ok(()) };
+    released: Option<ReleasedLedger>,
+) {
+    let Some(ledger) = released else { return };
     if let Some((node, committed)) = ledger {
         app.placement.update(node, committed);
     }
     app.networks.notify_changed();
-    record_state_change(app, id, from, to, None);
-    Ok(())
+    record_state_change(app, instance.id, from, to, None);
 }
 
 /// Records that an instance used its blobs until now.
