@@ -50,7 +50,7 @@ const DESCRIPTION: &str = "\
 A private cloud in one program.
 
 Get a token with `POST /auth`, and send it with every other request in the header `Authorization: Bearer …`. Every
-response has the header `x-request-id`.
+response has the header `x-request-id`. Browsers use a cookie instead; see `POST /auth/session`.
 
 Errors have the schema `Error`, whatever the status; that includes 404 for an unknown path and 405 for an unknown method.
 Arguments that an operation does not declare are rejected with 400. For existing clients, arguments are also accepted in
@@ -112,6 +112,7 @@ pub(crate) fn complete(operation: &mut Operation, context: OperationContext<'_>)
 fn describe_access(access: Access, scope: &str) -> String {
     match access {
         Access::Public => "Requires no token.".into(),
+        Access::Token if scope.is_empty() => "Requires a token, whatever its scopes.".into(),
         Access::Token => format!("Requires a token with the scope `{scope}`."),
         Access::Admin => {
             format!(
@@ -160,7 +161,7 @@ fn describe_errors(operation: &mut Operation, access: Access) {
         common.extend([
             ("400", "An argument is missing, malformed or not declared."),
             ("401", "The token is missing or invalid, or not valid for this namespace."),
-            ("403", "The token lacks the required scope."),
+            ("403", "The token lacks the required scope, or a page of another server sent the request."),
             ("503", "The database is unavailable, or too many request bodies of the caller are in flight."),
         ]);
     }

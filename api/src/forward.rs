@@ -88,6 +88,12 @@ impl FromRequestParts<Arc<App>> for OriginalRequest {
 }
 
 impl OriginalRequest {
+    /// Creates a request for a path, to send it in place of the one that arrived.
+    pub(crate) fn get(path: &str) -> Result<Self, Error> {
+        let uri = path.parse().map_err(|error| Error::Internal(format!("{path}: {error}")))?;
+        Ok(Self { method: Method::GET, uri, headers: HeaderMap::new(), body: Bytes::new() })
+    }
+
     pub(crate) fn uri(&self) -> &Uri {
         &self.uri
     }
@@ -135,16 +141,29 @@ impl OriginalRequest {
         owner: &str,
         upgrade: Upgrade,
     ) -> ApiResult<Response> {
-        let (protocol, body) = (upgrade.protocol(), self.body.clone());
+        let peer = self.connect(app, node, caller, owner, upgrade.protocol()).await?;
+        Ok(peer.map_or_else(|refusal| refusal, |peer| upgrade.relay(peer)))
+    }
+
+    /// Forwards a request that changes the protocol of its connection. Returns the connection, or the response of a
+    /// daemon that refuses.
+    pub(crate) async fn connect(
+        self,
+        app: &App,
+        node: &NodeRow,
+        caller: &Caller,
+        owner: &str,
+        protocol: &'static str,
+    ) -> ApiResult<Result<reqwest::Upgraded, Response>> {
+        let body = self.body.clone();
         let complete = |request: reqwest::RequestBuilder| {
             request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, protocol).body(body)
         };
         let received = self.send(app, node, caller, owner, complete).await?;
         if received.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(received_response(received));
+            return Ok(Err(received_response(received)));
         }
-        let peer = received.upgrade().await.map_err(|error| no_answer(node, &error))?;
-        Ok(upgrade.relay(peer))
+        Ok(Ok(received.upgrade().await.map_err(|error| no_answer(node, &error))?))
     }
 
     /// Sends the request to the daemon of `node` with a service key, after `complete` has added what it needs besides.

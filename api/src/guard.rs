@@ -6,7 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
-use axum::http::{Method, Uri};
+use axum::http::{HeaderValue, Method, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use muster_types::event::Event;
@@ -17,6 +17,7 @@ use muster_types::time::now;
 use muster_types::{Error, Result};
 
 use crate::body::{BodyLimit, BodyMemory, BodySender, MAX_SMALL_BODY};
+use crate::browser_session;
 use crate::connection::ClientConnection;
 use crate::error::ApiError;
 use crate::forward::DEADLINE;
@@ -24,7 +25,7 @@ use crate::request::{Incoming, is_change, is_upload_chunk, panicked};
 use crate::request_events::{MAX_RECORDED_URL, RequestEvents, shortened};
 use crate::table::Access;
 use muster_control::app::App;
-use muster_control::auth::access::MintedKeyInfo;
+use muster_control::auth::access::{MintedKeyInfo, TokenLifetime};
 use muster_control::auth::tokens::{Claims, OriginalCaller, TokenError};
 use muster_control::auth::{Caller, RequestDeadline, scopes};
 use muster_control::events::RefusalKind;
@@ -150,6 +151,7 @@ async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
         remote: incoming.map(|incoming| incoming.remote.clone()).unwrap_or_default(),
         deadline: request.extensions.get::<RequestDeadline>().cloned().unwrap_or_default(),
         nonce: claims.nonce,
+        token: Some(TokenLifetime { expires: claims.exp, is_session: claims.session }),
         trusting: None,
     };
     let source = incoming.map(|incoming| incoming.source.as_str()).unwrap_or_default();
@@ -163,7 +165,7 @@ async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
         act_for(app, &mut caller, original).await?;
     }
     let needed = crate::table::required_scope(guard.family, guard.verb, &request.method);
-    if !scopes::grants(caller.scopes.as_deref(), &needed) {
+    if !needed.is_empty() && !scopes::grants(caller.scopes.as_deref(), &needed) {
         return Err(Error::Forbidden("token is not scoped for this operation".into()));
     }
     if guard.access == Access::Admin {
@@ -210,11 +212,27 @@ fn minted(key: CredentialKey) -> Option<MintedKeyInfo> {
     key.provenance.map(|provenance| MintedKeyInfo { provenance, expiry: key.expiry })
 }
 
+/// Verifies the token in the header `Authorization`, or else the one in the cookie of a browser session.
 fn verify(app: &App, request: &Parts) -> Result<Claims> {
     let refuse = |text: &str| Err(Error::Unauthenticated(text.to_owned()));
-    let Some(header) = request.headers.get(AUTHORIZATION) else {
-        return refuse("Missing Authorization Header");
-    };
+    let (token, invalid) =
+        match (request.headers.get(AUTHORIZATION), browser_session::token(&request.headers)) {
+            (Some(header), _) => (bearer_token(header)?, "invalid JWT in Authorization header"),
+            (None, Some(token)) => {
+                browser_session::require_own_origin(request)?;
+                (token, "invalid browser session")
+            }
+            (None, None) => return refuse("Missing Authorization Header"),
+        };
+    match app.tokens.verify(unix_seconds(), token) {
+        Ok(claims) => Ok(claims),
+        Err(TokenError::Invalid) => refuse(invalid),
+        Err(TokenError::Expired) => refuse("Signature has expired"),
+    }
+}
+
+fn bearer_token(header: &HeaderValue) -> Result<&str> {
+    let refuse = |text: &str| Err(Error::Unauthenticated(text.to_owned()));
     let Ok(header) = header.to_str() else {
         return refuse("Bad Authorization header. Expected 'Authorization: Bearer <JWT>'");
     };
@@ -224,13 +242,9 @@ fn verify(app: &App, request: &Parts) -> Result<Claims> {
             "Missing 'Bearer' type in 'Authorization' header. Expected 'Authorization: Bearer <JWT>'",
         );
     }
-    let (Some(token), None) = (words.next(), words.next()) else {
-        return refuse("Bad Authorization header. Expected 'Authorization: Bearer <JWT>'");
-    };
-    match app.tokens.verify(unix_seconds(), token) {
-        Ok(claims) => Ok(claims),
-        Err(TokenError::Invalid) => refuse("invalid JWT in Authorization header"),
-        Err(TokenError::Expired) => refuse("Signature has expired"),
+    match (words.next(), words.next()) {
+        (Some(token), None) => Ok(token),
+        _ => refuse("Bad Authorization header. Expected 'Authorization: Bearer <JWT>'"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod body;
+mod browser_session;
 mod connection;
 mod document;
 mod error;
@@ -18,6 +19,7 @@ mod routes;
 mod server;
 mod table;
 mod upgrade;
+mod websocket;
 mod write_timeout;
 
 use std::sync::Arc;
@@ -26,9 +28,10 @@ pub use metrics::{MetricsKind, metrics};
 use muster_control::app::App;
 pub use request::Service;
 use routes::{
-    admin, agent_operations, agent_program, agent_terminal, artifacts, blobs, claims, docs, exchanges,
-    health, instance_console, instance_fencing, instance_power, instances, interfaces, invitations, issuers,
-    keys, labels, login, namespaces, networks, nodes, operations, quotas, root, rules, trusts, uploads,
+    admin, agent_operations, agent_program, agent_terminal, artifacts, blobs, claims, console_tickets, docs,
+    event_streams, exchanges, health, instance_console, instance_fencing, instance_power, instances,
+    interfaces, invitations, issuers, keys, labels, login, namespaces, networks, nodes, operations, quotas,
+    root, rules, sessions, trusts, uploads,
 };
 pub use server::{Listener, Tls, serve};
 pub use table::{Access, RouteInfo};
@@ -51,6 +54,9 @@ fn table(app: &Arc<App>) -> RouteTable {
 
     table.add(Public, "auth", handlers!(login::log_in));
     table.add(Public, "auth", handlers!(exchanges::create));
+    table.add(Token, "", handlers!(sessions::create_ticket));
+    table.add(Public, "auth", handlers!(sessions::create, sessions::delete));
+    table.add(Token, "", handlers!(sessions::get));
     table.add(Token, "auth", handlers!(namespaces::list));
     table.add(Admin, "auth", handlers!(namespaces::create));
     table.add(Token, "auth", handlers!(namespaces::get));
@@ -130,6 +136,9 @@ fn table(app: &Arc<App>) -> RouteTable {
     );
     table.add(Token, "instance", handlers!(instance_console::screenshot));
     table.add_with_verb(Token, "instance", Some("console"), handlers!(instance_console::open));
+    table.add_with_verb(Token, "instance", Some("console"), handlers!(console_tickets::create));
+    // The ticket is the authentication.
+    table.add(Public, "", handlers!(console_tickets::open));
     table.add_with_verb(Token, "instance", Some("console"), handlers!(instance_console::vdi_helper));
     table.add_with_verb(Token, "instance", Some("console"), handlers!(instance_console::vdi_proxy));
     table.add_with_verb(Token, "instance", Some("execute"), handlers!(agent_operations::execute));
@@ -187,6 +196,9 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "blob", handlers!(blobs::search_without_hash));
     table.add(Token, "blob", handlers!(blobs::metadata::list, blobs::metadata::create));
     table.add(Token, "blob", handlers!(blobs::metadata::update, blobs::metadata::delete));
+
+    // Each message needs the scope for reading its object.
+    table.add(Token, "", handlers!(event_streams::open));
 
     table.add(Token, "clusteroperation", handlers!(operations::list));
     table.add(Token, "clusteroperation", handlers!(operations::get));

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The members of bodies and queries whose values are never recorded.
 pub(crate) const UNRECORDED_FIELDS: &[&str] =
-    &["user_data", "ssh_key", "key", "secret", "password", "token", "access_token", "nonce"];
+    &["user_data", "ssh_key", "key", "secret", "password", "token", "access_token", "ticket", "nonce"];
 /// Replaces the values of [`UNRECORDED_FIELDS`].
 pub(crate) const NOT_LOGGED: &str = "...not logged...";
 

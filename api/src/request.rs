@@ -248,7 +248,7 @@ pub(crate) async fn not_found() -> Response {
 
 /// Returns whether a request changes state. A login is a POST that does not; it has its own audit event.
 pub(crate) fn is_change(method: &Method, uri: &Uri) -> bool {
-    !method.is_safe() && uri.path() != "/auth"
+    !method.is_safe() && !matches!(uri.path(), "/auth" | "/auth/session")
 }
 
 /// Returns whether a request sends a chunk of an upload. An upload has thousands, so they are recorded only when they

@@ -33,7 +33,7 @@ pub struct RouteInfo {
     pub method: String,
     pub path: String,
     pub access: Access,
-    /// The scope that a token needs; empty for public routes. Administrative routes need
+    /// The scope that a token needs; empty for public routes and for those that any token may call. Administrative routes need
     /// [`CLUSTER_ADMIN`](muster_control::auth::scopes::CLUSTER_ADMIN) as well.
     pub scope: String,
 }
@@ -79,7 +79,7 @@ impl RouteTable {
         Self { app: Arc::clone(app), router, routes: vec![], bodies }
     }
 
-    /// Adds handlers. `family` is the first part of the scope that a token needs.
+    /// Adds handlers. `family` is the first part of the scope that a token needs; empty if it needs none.
     pub(crate) fn add<const N: usize>(
         &mut self,
         access: Access,
@@ -161,14 +161,14 @@ impl RouteTable {
 }
 
 /// Returns the scope that a request needs: the family of the route and its verb, which follows from the method by
-/// default.
+/// default. It is empty for a route without a family.
 pub(crate) fn required_scope(family: &str, verb: Option<&str>, method: &Method) -> String {
     let default = match *method {
         Method::GET | Method::HEAD | Method::OPTIONS => "read",
         Method::DELETE => "delete",
         _ => "write",
     };
-    format!("{family}.{}", verb.unwrap_or(default))
+    if family.is_empty() { String::new() } else { format!("{family}.{}", verb.unwrap_or(default)) }
 }
 
 #[cfg(test)]
@@ -181,6 +181,7 @@ mod tests {
         assert_eq!(required_scope("auth", None, &Method::HEAD), "auth.read");
         assert_eq!(required_scope("auth", None, &Method::PUT), "auth.write");
         assert_eq!(required_scope("auth", None, &Method::DELETE), "auth.delete");
+        assert_eq!(required_scope("", None, &Method::GET), "");
         assert_eq!(required_scope("instance", Some("execute"), &Method::POST), "instance.execute");
     }
 }

@@ -39,7 +39,7 @@ impl<S: Sync> FromRequestParts<S> for RequestedUpgrade {
 }
 
 /// Returns the protocol that the headers of a request ask for.
-fn requested_protocol(headers: &HeaderMap) -> Option<String> {
+pub(crate) fn requested_protocol(headers: &HeaderMap) -> Option<String> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let mut options = text(header::CONNECTION)?.split(',').map(str::trim);
     options.any(|option| option.eq_ignore_ascii_case("upgrade")).then_some(())?;
@@ -47,6 +47,11 @@ fn requested_protocol(headers: &HeaderMap) -> Option<String> {
 }
 
 impl RequestedUpgrade {
+    /// Returns whether the client requests this protocol, whose name is lower case.
+    pub(crate) fn requests(&self, protocol: &str) -> bool {
+        self.protocol.as_deref() == Some(protocol)
+    }
+
     /// Returns the upgrade if the client requests this protocol, whose name is lower case.
     pub(crate) fn require(self, protocol: &'static str) -> Result<Upgrade> {
         match (self.protocol, self.connection) {

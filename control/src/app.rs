@@ -23,8 +23,8 @@ use crate::health::Health;
 use crate::peer::Peers;
 use crate::queue::Queue;
 use crate::state::{
-    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, InstanceLocks, NetworkNotifier, NodeCache,
-    NodeSilences, OwnedLeases, PlacementCache, StateCountsCache, TerminalSessions, UploadLocks,
+    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, EventStreams, InstanceLocks, NetworkNotifier,
+    NodeCache, NodeSilences, OwnedLeases, PlacementCache, StateCountsCache, TerminalSessions, UploadLocks,
 };
 use muster_store::Store;
 use muster_store::leases::LeaseOwner;
@@ -38,6 +38,8 @@ pub struct App {
     pub settings: Settings,
     pub events: Events,
     pub event_budget: EventBudget,
+    /// The event streams that clients have open.
+    pub event_streams: EventStreams,
     pub secrets: Secrets,
     pub tokens: AccessTokens,
     /// Verifies the tokens of trusted issuers.
@@ -106,6 +108,7 @@ impl App {
             lock_file: LockFileId { boot: uuid::Uuid::new_v4().to_string(), device: 0, inode: 0, host: None },
             limits_logged: Mutex::default(),
             event_budget: EventBudget::default(),
+            event_streams: EventStreams::default(),
             queue: Queue::default(),
             cluster_changes: ClusterChanges::default(),
             node_cache: NodeCache::default(),

@@ -38,6 +38,11 @@ impl Health {
         self.draining.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether the daemon is draining.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
     /// Records that the database responded to a statement, which saves the next check.
     pub(crate) fn database_responded(&self) {
         self.observe(true);

@@ -183,7 +183,25 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     publish_images(Arc::clone(&app), arguments.image);
     let daemon = Daemon::start(app, data, drainer, (listener, node_listener), address.ip(), service);
     tracing::info!(url = apiurl, node = name, data = %daemon.data.path().display(), "serving");
+    print_login_url(&daemon.app, &apiurl).await;
     Ok(daemon)
+}
+
+/// Prints the URL of the web UI, with a ticket for the first key if that exists. The log has no ticket.
+async fn print_login_url(app: &App, apiurl: &str) {
+    let ticket = objects::session::create_first_ticket(app).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "failed to create a login ticket");
+        None
+    });
+    let text = match ticket {
+        Some(ticket) => {
+            format!("web UI, for one login within a minute: {apiurl}/ui/#ticket={}\n", ticket.ticket)
+        }
+        None => format!("web UI: {apiurl}/ui/\n"),
+    };
+    if let Err(error) = crate::print(text.as_bytes()) {
+        tracing::debug!(%error, "failed to print the URL of the web UI");
+    }
 }
 
 /// Imports the images of the operator in the background.

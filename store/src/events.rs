@@ -7,6 +7,7 @@ use muster_types::event::{Event, EventRecord, EventType};
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::Map;
 
+use super::time::NOW;
 use super::{
     Read, Select, Store, StoreError, Tx, Value, columns, params, placeholders, to_json, transaction, values,
 };
@@ -43,15 +44,16 @@ pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()>
     transaction!(store.unfenced(), |tx| {
         replace(
             tx,
-            "REPLACE INTO events (event_uuid, timestamp, event_type, message, extra, node, request_id, duration) VALUES",
-            8,
+            "REPLACE INTO events (event_uuid, timestamp, event_type, message, extra, node, request_id, duration, stored) \
+             VALUES",
+            (8, &format!(", {NOW}")),
             &rows,
         )
         .await?;
         replace(
             tx,
             "REPLACE INTO event_links (object_type, object_id, timestamp, event_uuid, event_type, namespace) VALUES",
-            6,
+            (6, ""),
             &links,
         )
         .await?;
@@ -59,14 +61,20 @@ pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()>
     })
 }
 
-/// Inserts many rows per statement, in few enough sizes that prepared statements are reused.
-async fn replace(tx: &mut Tx, head: &str, width: usize, values: &[Value]) -> Result<(), StoreError> {
+/// Inserts many rows per statement, in few enough sizes that prepared statements are reused. A row has `width` values,
+/// followed by `constant`.
+async fn replace(
+    tx: &mut Tx,
+    head: &str,
+    (width, constant): (usize, &str),
+    values: &[Value],
+) -> Result<(), StoreError> {
     let mut rest = values;
     for size in [100, 10, 1] {
         if rest.len() < size * width {
             continue;
         }
-        let row = format!("({})", vec!["?"; width].join(","));
+        let row = format!("({}{constant})", vec!["?"; width].join(","));
         let sql = format!("{head} {}", vec![row; size].join(","));
         while rest.len() >= size * width {
             let (batch, remaining) = rest.split_at(size * width);
@@ -77,7 +85,7 @@ async fn replace(tx: &mut Tx, head: &str, width: usize, values: &[Value]) -> Res
     Ok(())
 }
 
-struct EventRow {
+pub(crate) struct EventRow {
     event_uuid: String,
     request_id: Option<String>,
     timestamp: f64,

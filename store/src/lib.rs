@@ -19,6 +19,7 @@ pub mod cluster_values;
 pub mod copy;
 pub mod dns_entries;
 mod error;
+pub mod event_streams;
 pub mod events;
 pub mod exchanges;
 pub mod instances;
@@ -46,6 +47,7 @@ pub mod state_counts;
 mod store;
 #[cfg(test)]
 mod testing;
+pub mod tickets;
 mod time;
 mod transaction;
 pub mod trusts;

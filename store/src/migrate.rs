@@ -28,6 +28,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (11, include_str!("../../migrations/0011_blob_metadata.sql")),
     (12, include_str!("../../migrations/0012_membership.sql")),
     (13, include_str!("../../migrations/0013_instance_generations.sql")),
+    (14, include_str!("../../migrations/0014_tickets.sql")),
 ];
 
 /// The name of the lease of a running migration.
@@ -166,4 +167,5 @@ pub(super) const TABLES: &[&str] = &[
     "blob_metadata",
     "blob_namespaces",
     "namespace_quotas",
+    "tickets",
 ];

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use muster_types::{
     address, agent_operation, artifact, blob, event, ids, instance, interface, issuer, key, namespace,
-    network, node, object, operation, quota, rule,
+    network, node, object, operation, quota, rule, session,
 };
 
 use crate::error::StoreError;
@@ -100,6 +100,7 @@ impl_text_value!(
     operation::OperationType,
     quota::QuotaName,
     rule::RuleState,
+    session::TicketPurpose,
 );
 
 fn parse<T: FromStr>(value: Value) -> Result<T, Value> {

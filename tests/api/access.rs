@@ -17,6 +17,7 @@ use table::TABLE;
 fn body(method: &str, path: &str, fixture: &Fixture) -> Option<Value> {
     Some(match (method, path) {
         ("POST", "/auth") => json!({"namespace": "alpha", "key": "wrong"}),
+        ("POST", "/auth/session") => json!({"namespace": "alpha", "key": "wrong"}),
         ("POST", "/auth/federated") => json!({"token": "a.b.c", "namespace": "alpha", "rule": "deploy"}),
         ("POST", "/auth/namespaces") => json!({"namespace": "fresh"}),
         ("POST", "/auth/namespaces/{namespace}/keys") => json!({"key_name": "k"}),
@@ -44,6 +45,7 @@ fn body(method: &str, path: &str, fixture: &Fixture) -> Option<Value> {
             crate::instances::instance_request("another", &json!({"namespace": "alpha"}))
         }
         ("DELETE", "/instances") => json!({"confirm": true, "namespace": "alpha"}),
+        ("POST", "/instances/{instance_ref}/console-tickets") => json!({"kind": "serial"}),
         ("POST", "/instances/{instance_ref}/interfaces") => json!({"network_uuid": fixture.network}),
         ("POST", "/instances/{instance_ref}/agent/execute" | "/instances/{instance_ref}/agent/terminal") => {
             json!({"command_line": "true"})

@@ -28,6 +28,7 @@ pub mod quota;
 pub mod rule;
 pub mod scheduling;
 pub mod server_trust;
+pub mod session;
 pub mod settings;
 pub mod spec;
 pub mod storage;

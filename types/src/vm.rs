@@ -146,6 +146,9 @@ pub type ChangeStream = Pin<Box<dyn Stream<Item = InstanceId> + Send>>;
 /// of the user in the other.
 pub const CONSOLE_PROTOCOL: &str = "muster-console";
 
+/// The protocol to which connections to the API change for a display: the bytes of VNC or SPICE.
+pub const DISPLAY_PROTOCOL: &str = "muster-display";
+
 /// A connection to the TCP port of a serial console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConsoleConnection {
@@ -264,6 +267,12 @@ pub trait VmApi: Send + Sync {
     ///
     /// [`Error::Unavailable`]: crate::Error::Unavailable
     fn open_console(&self, id: InstanceId) -> NodeFuture<'_, UnixStream>;
+
+    /// Opens a connection to the display of a running VM, which requires its password. It ends with the VM.
+    /// [`Error::Unavailable`] if the display has too many connections.
+    ///
+    /// [`Error::Unavailable`]: crate::Error::Unavailable
+    fn open_display(&self, id: InstanceId) -> NodeFuture<'_, UnixStream>;
 
     /// Subscribes to connections to the TCP ports of serial consoles. There is one subscriber at a time: an earlier
     /// stream ends.

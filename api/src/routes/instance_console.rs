@@ -5,9 +5,11 @@ use std::sync::Arc;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use muster_types::Error;
-use muster_types::vm::CONSOLE_PROTOCOL;
+use muster_types::node::NodeApi;
+use muster_types::vm::{CONSOLE_PROTOCOL, DISPLAY_PROTOCOL};
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::net::UnixStream;
 use utoipa::IntoParams;
 
 use crate::arguments::{Args, NoArgs};
@@ -17,9 +19,11 @@ use crate::guard::Authenticated;
 use crate::response::{Json, Null, content};
 use crate::upgrade::RequestedUpgrade;
 use muster_control::app::App;
+use muster_control::auth::Caller;
 use muster_control::objects::instance::console::{self, ProxyRecord};
 use muster_control::objects::instance::{find, find_own, locate, require_created};
 use muster_control::objects::node_location::NodeLocation;
+use muster_store::instances::InstanceRow;
 
 const OCTET_STREAM: &str = "application/octet-stream";
 
@@ -108,12 +112,13 @@ pub(crate) async fn screenshot(
     }
 }
 
-/// Opens the serial console: the connection changes from HTTP to the protocol `muster-console`, in which the server
-/// sends the bytes of the guest and the client the bytes that are typed. It ends with the VM, and after an hour without
-/// a byte. A console has at most eight such connections; all of them receive the output.
+/// Opens a console: the connection changes from HTTP to another protocol. With `muster-console`, the server sends the
+/// bytes of the serial console and the client the bytes that are typed. With `muster-display`, both send the bytes of VNC or
+/// SPICE, whichever the display of the instance has; the display requires its password. The connection ends with the VM, and
+/// after an hour without a byte. A serial console has at most eight such connections; all of them receive the output.
 #[utoipa::path(get, path = "/instances/{instance_ref}/console", tag = "instances",
     params(("instance_ref" = String, Path),
-        ("Upgrade" = String, Header, description = "The protocol to change to.", example = "muster-console")),
+        ("Upgrade" = String, Header, description = "The protocol to change to: `muster-console` or `muster-display`.", example = "muster-console")),
     responses((status = 101, description = "The connection now transfers the bytes of the console."),
     (status = 404, description = "No such instance."), (status = 406, description = "The instance is not ready."),
     (status = 409, description = "The instance is not running.")))]
@@ -126,20 +131,35 @@ pub(crate) async fn open(
     _: Args<NoArgs>,
 ) -> ApiResult<Response> {
     let row = find_own(&app, &caller, &reference, None).await?;
-    let upgrade = upgrade.require(CONSOLE_PROTOCOL)?;
+    let is_display = upgrade.requests(DISPLAY_PROTOCOL);
+    let upgrade = upgrade.require(if is_display { DISPLAY_PROTOCOL } else { CONSOLE_PROTOCOL })?;
     require_created(&row)?;
     match locate(&app, &row).await? {
         None => Err(unplaced().into()),
         Some(NodeLocation::Local(node)) => {
-            let session = console::open(&app, &caller, &node, &row).await?;
-            let session = tokio::net::UnixStream::from_std(session)
-                .map_err(|error| Error::Internal(format!("failed to open the console: {error}")))?;
-            Ok(upgrade.relay(session))
+            Ok(upgrade.relay(connect(&app, &caller, &node, &row, is_display).await?))
         }
         Some(NodeLocation::Remote(node)) => {
             request.forward_upgrade(&app, &node, &caller, &row.namespace, upgrade).await
         }
     }
+}
+
+/// Connects to a console of an instance on a node of this daemon.
+pub(super) async fn connect(
+    app: &App,
+    caller: &Caller,
+    node: &Arc<dyn NodeApi>,
+    row: &InstanceRow,
+    is_display: bool,
+) -> ApiResult<UnixStream> {
+    let connection = if is_display {
+        console::open_display(app, caller, node, row).await?
+    } else {
+        console::open(app, caller, node, row).await?
+    };
+    let opened = UnixStream::from_std(connection);
+    Ok(opened.map_err(|error| Error::Internal(format!("failed to open the console: {error}")))?)
 }
 
 /// Returns a connection file for virt-viewer, which contains the password of the display. The password changes whenever

@@ -31,6 +31,7 @@ const CAPABILITIES: &[(&str, &[&str])] = &[
             "federated-exchange",
             "namespace-claims",
             "namespace-quotas",
+            "browser-sessions",
         ],
     ),
     (
@@ -51,7 +52,7 @@ const CAPABILITIES: &[(&str, &[&str])] = &[
         "cluster-operations",
         &["get-cluster-operations", "cluster-operation-chain", "cluster-operations-by-target"],
     ),
-    ("events", &["events-by-type"]),
+    ("events", &["events-by-type", "event-stream"]),
     (
         "instances",
         &[
@@ -67,6 +68,7 @@ const CAPABILITIES: &[(&str, &[&str])] = &[
             "include-queued-agent-operations",
             "instance-clusteroperations",
             "agentoperation-deadlines",
+            "console-tickets",
         ],
     ),
     (

@@ -22,6 +22,7 @@ mod operations;
 mod quotas;
 mod response;
 mod rules;
+mod sessions;
 mod trusts;
 mod uploads;
 mod uri;

@@ -44,6 +44,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 mod trust;
+mod ui;
 mod wait;
 
 use std::process::ExitCode;
@@ -61,6 +62,8 @@ pub enum Command {
     Login(login::Arguments),
     /// Delete the credentials saved by `login`
     Logout,
+    /// Print the URL of the web UI, valid for one login within a minute
+    Ui,
     /// Manage namespaces, the tenants of the cluster
     #[command(subcommand)]
     Namespace(namespace::Command),
@@ -130,6 +133,7 @@ async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode
     match command {
         Command::Login(arguments) => login::log_in(arguments, options).await?,
         Command::Logout => login::log_out(options)?,
+        Command::Ui => ui::run(&Session::new(options)?).await?,
         Command::Namespace(command) => namespace::run(command, &Session::new(options)?).await?,
         Command::Key(command) => key::run(command, &Session::new(options)?).await?,
         Command::Trust(command) => trust::run(command, &Session::new(options)?).await?,

@@ -47,6 +47,15 @@ pub struct Origin<'a> {
     pub request_id: &'a str,
 }
 
+/// The lifetime of the token of a caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenLifetime {
+    /// Unix time at which the token expires.
+    pub expires: u64,
+    /// Whether it is the token of a browser session.
+    pub is_session: bool,
+}
+
 /// An authenticated caller.
 #[derive(Debug, Clone)]
 pub struct Caller {
@@ -64,6 +73,8 @@ pub struct Caller {
     pub deadline: RequestDeadline,
     /// The nonce of the key, if the caller has one.
     pub nonce: Option<String>,
+    /// The lifetime of the caller's token; `None` if another daemon has forwarded the request.
+    pub token: Option<TokenLifetime>,
     /// The namespaces that trusted the caller's when the request was authenticated; `None` if they were not read.
     pub trusting: Option<Vec<String>>,
 }
@@ -83,6 +94,7 @@ impl Caller {
             remote: String::new(),
             deadline: RequestDeadline::default(),
             nonce: None,
+            token: None,
             trusting: None,
         }
     }
@@ -122,6 +134,7 @@ impl Caller {
         self.scopes = original.scopes;
         self.remote = original.remote;
         self.nonce = original.nonce;
+        self.token = None;
         self.minted = minted;
         self.trusting = trusting;
         is_service && is_namespace

@@ -35,6 +35,9 @@ pub struct Claims {
     /// Only in tokens of service keys: the caller whose request a daemon has forwarded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caller: Option<OriginalCaller>,
+    /// Whether the token is that of a browser session.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub session: bool,
 }
 
 /// The caller of a forwarded request. See docs/decisions/0043.
@@ -112,7 +115,15 @@ impl AccessTokens {
             (now, now.saturating_add(self.lifetime)),
             TokenSubject { namespace, key, nonce, scopes },
             None,
+            false,
         )
+    }
+
+    /// Creates a token for a browser session that ends at the Unix time `end`.
+    #[must_use]
+    pub fn create_session(&self, now: u64, end: u64, subject: TokenSubject<'_>) -> String {
+        // The next request may go to another daemon, whose clock may be behind.
+        self.sign((now.saturating_sub(MAX_CLOCK_SKEW), end), subject, None, true)
     }
 
     /// Creates a token for a service key that is valid for `lifetime` seconds. It acts for `caller` if there is one.
@@ -125,7 +136,12 @@ impl AccessTokens {
         caller: Option<OriginalCaller>,
     ) -> String {
         // Another daemon verifies it immediately, and its clock may be behind.
-        self.sign((now.saturating_sub(SERVICE_TOKEN_LEEWAY), now.saturating_add(lifetime)), subject, caller)
+        self.sign(
+            (now.saturating_sub(SERVICE_TOKEN_LEEWAY), now.saturating_add(lifetime)),
+            subject,
+            caller,
+            false,
+        )
     }
 
     /// Creates a token that is valid from the first of two times until the second.
@@ -134,6 +150,7 @@ impl AccessTokens {
         (start, end): (u64, u64),
         subject: TokenSubject<'_>,
         caller: Option<OriginalCaller>,
+        session: bool,
     ) -> String {
         let claims = Claims {
             fresh: false,
@@ -147,6 +164,7 @@ impl AccessTokens {
             nonce: Some(subject.nonce.to_owned()),
             scopes: subject.scopes.map(<[String]>::to_vec),
             caller,
+            session,
         };
         let claims = serde_json::to_vec(&claims).expect("claims have only string keys");
         let mut token = format!("{}.{}", self.header, BASE64.encode(claims));

@@ -55,6 +55,9 @@ impl Drainer {
             let drained = self.drain_batch(&store, loki.as_ref()).await;
             self.events.batch_drained(drained.is_ok());
             self.events.check_storage();
+            if matches!(drained, Ok(1..)) {
+                self.events.notify_stored();
+            }
             let delay = match drained {
                 Ok(0) if stopping => break,
                 // There may be more events after a full batch, and before the end all of them are drained.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use muster_types::event::Event;
 use muster_types::settings::Settings;
+use tokio::sync::watch;
 
 use super::metrics::Metrics;
 use super::sampling::{RefusalKind, RefusalSampler};
@@ -27,6 +28,8 @@ struct Inner {
     refusals: RefusalSampler,
     /// Whether the last write to the queue failed.
     write_failed: AtomicBool,
+    /// Notified when a batch has reached the database.
+    stored: watch::Sender<()>,
     /// The number of batches that failed to reach the database in a row.
     failed_batches: AtomicU32,
 }
@@ -40,7 +43,8 @@ impl Events {
         let spool = Spool::create(directory, settings.spool_high_water_mark)?;
         let (node, metrics, refusals) = (node.to_owned(), Metrics::new(), RefusalSampler::default());
         let (write_failed, failed_batches) = (AtomicBool::new(false), AtomicU32::new(0));
-        let inner = Inner { spool, node, metrics, refusals, write_failed, failed_batches };
+        let stored = watch::Sender::default();
+        let inner = Inner { spool, node, metrics, refusals, write_failed, stored, failed_batches };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -111,6 +115,16 @@ impl Events {
         } else {
             self.inner.failed_batches.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Notes that events were written to the database.
+    pub(super) fn notify_stored(&self) {
+        self.inner.stored.send_replace(());
+    }
+
+    /// Subscribes to the events of this process that reach the database.
+    pub(crate) fn stored(&self) -> watch::Receiver<()> {
+        self.inner.stored.subscribe()
     }
 
     /// Counts a refusal of a source without a valid token. Returns whether to record it: the number of refusals of the

@@ -15,7 +15,7 @@ use crate::auth::secrets::{HashRequester, Secrets};
 use crate::auth::{Caller, Origin, scopes};
 use crate::events::RefusalKind;
 use crate::objects::quota;
-use muster_store::keys::{KeyRow, NewKey, PutOutcome, StoredSecret};
+use muster_store::keys::{KeyCandidate, KeyRow, NewKey, PutOutcome, StoredSecret};
 use muster_store::{Store, StoreError, keys, namespaces, transaction};
 
 /// A request to create or replace a key, not validated yet.
@@ -72,6 +72,17 @@ impl KeyRequest {
 
 /// Exchanges a secret for a token.
 pub async fn log_in(app: &App, namespace: &str, secret: &Secret, origin: Origin<'_>) -> Result<String> {
+    let key = authenticate(app, namespace, secret, origin).await?;
+    Ok(app.tokens.create(unix_seconds(), namespace, &key.name, &key.nonce, key.scopes.as_deref()))
+}
+
+/// Returns the key that has a secret, for a new token.
+pub(crate) async fn authenticate(
+    app: &App,
+    namespace: &str,
+    secret: &Secret,
+    origin: Origin<'_>,
+) -> Result<KeyCandidate> {
     let row = namespaces::get(&*app.store, namespace).await?;
     if row.is_none_or(|row| row.state != NamespaceState::Created) {
         return Err(Error::not_found("namespace"));
@@ -101,7 +112,7 @@ pub async fn log_in(app: &App, namespace: &str, secret: &Secret, origin: Origin<
     };
     app.store.membership.require_clock()?;
     record(Event::audit(object, "token created from key").with("keyname", key.name.clone()));
-    Ok(app.tokens.create(unix_seconds(), namespace, &key.name, &key.nonce, key.scopes.as_deref()))
+    Ok(key)
 }
 
 /// Returns the current Unix time in whole seconds.
@@ -243,7 +254,7 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> 
 }
 
 /// The name of the first key of the namespace `system`.
-const FIRST_KEY_NAME: &str = "deploy";
+pub(crate) const FIRST_KEY_NAME: &str = "deploy";
 
 /// Replaces the secret of the first key, or creates the key again: the recovery for an operator who can stop the daemon
 /// and read its seed. The new secret is passed to `save_secret` before it replaces the old one.

@@ -14,7 +14,7 @@ use muster_types::{Error, Result};
 
 use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
-use crate::objects::artifact::lock_namespace;
+use crate::objects::artifact::{self, lock_namespace};
 use crate::objects::blob::{self, BlobSource};
 use crate::objects::instance::snapshot::NVRAM;
 use crate::objects::instance::{local_node, object, target_id};
@@ -146,11 +146,15 @@ async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     let id = target_id(&row.target.id)?;
     let reason = failure_message(row);
     for copy in copies(row)? {
-        transaction!(app.store, |tx| {
+        let failed = transaction!(app.store, |tx| {
             artifacts::set_error(tx, copy.artifact, Some(reason)).await?;
             let (from, to) = (ArtifactState::Initial, ArtifactState::Error);
             Ok(artifacts::set_state(tx, copy.artifact, from, to).await?)
         })?;
+        if failed {
+            let event = Event::new(EventType::Mutate, artifact::object(copy.artifact), "state is now error");
+            app.events.record(event.with("reason", reason));
+        }
     }
     let event = Event::new(EventType::Status, object(id), "failed to copy disks");
     app.events.record(event.with("reason", reason));

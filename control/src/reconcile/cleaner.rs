@@ -2,7 +2,7 @@
 
 use muster_store::{
     Store, StoreError, Tx, agent_operations, artifacts, blobs, exchanges, instances, interfaces, issuers,
-    keys, metadata, namespaces, networks, operations, references, rules, transaction,
+    keys, metadata, namespaces, networks, operations, references, rules, tickets, transaction,
 };
 use muster_types::Result;
 use muster_types::object::{ObjectRef, ObjectType};
@@ -126,13 +126,15 @@ async fn enqueue<P: Operation + Clone>(app: &App, operation: NewOperation<P>) ->
     })
 }
 
-/// Removes the counts of past minutes and used tokens that have expired. Returns the larger number of the two.
+/// Removes the counts of past minutes, used tokens that have expired, and expired tickets. Returns the largest number of
+/// these.
 async fn remove_exchanges(app: &App) -> Result<usize> {
     let before = now() - MAX_CLOCK_SKEW;
     #[expect(clippy::cast_possible_truncation, reason = "Unix time is small")]
     let minute = (before / 60.0).floor() as i64;
     transaction!(app.store, |tx| {
         let tokens = exchanges::remove_tokens(tx, before, BATCH).await?;
-        Ok(tokens.max(exchanges::remove_attempts(tx, minute, BATCH).await?))
+        let tickets = tickets::remove_expired(tx, before, BATCH).await?;
+        Ok(tokens.max(tickets).max(exchanges::remove_attempts(tx, minute, BATCH).await?))
     })
 }

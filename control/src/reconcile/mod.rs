@@ -10,6 +10,7 @@ pub mod checkin;
 pub mod cleaner;
 mod event_prune;
 mod event_rows;
+mod event_streams;
 pub mod instance_watch;
 pub mod key_sweep;
 mod maintainer;

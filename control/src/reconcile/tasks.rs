@@ -8,8 +8,8 @@ use muster_types::settings::Settings;
 use super::task::{Run, RunsOn, Task};
 use super::{
     agent_operations, agents, artifact_watch, changes, checkin, cleaner, event_prune, event_rows,
-    instance_watch, key_sweep, maintainer, mesh, network_role, network_usage, network_watch, networks,
-    node_watch, quarantine, storage, vm_usage, vms,
+    event_streams, instance_watch, key_sweep, maintainer, mesh, network_role, network_usage, network_watch,
+    networks, node_watch, quarantine, storage, vm_usage, vms,
 };
 use crate::health;
 use crate::objects::agent_operation::end::expire_overdue;
@@ -71,6 +71,14 @@ pub static TASKS: &[Task] = &[
         last_run: None,
         purpose: "matches files of nodes with blobs, verifies checksums, copies blobs that have too few copies",
         run: Run::Loop(|app, stop| Box::pin(storage::run(app, stop))),
+    },
+    Task {
+        name: "event streams",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| event_streams::POLL_INTERVAL,
+        last_run: None,
+        purpose: "reads new events of all daemons for the event streams of this daemon, while there are any",
+        run: Run::Loop(|app, stop| Box::pin(event_streams::run(app, stop))),
     },
     Task {
         name: "event rows",

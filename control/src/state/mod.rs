@@ -4,6 +4,7 @@ mod agent_notifier;
 mod blob_uses;
 mod blobs_in_progress;
 mod cluster_changes;
+mod event_streams;
 mod network_notifier;
 mod node_cache;
 mod node_silences;
@@ -17,6 +18,9 @@ pub use agent_notifier::AgentNotifier;
 pub use blob_uses::BlobUses;
 pub use blobs_in_progress::{BlobInProgress, BlobsInProgress};
 pub use cluster_changes::ClusterChanges;
+pub use event_streams::{
+    EventStreams, EventSubscription, MessageFilter, StreamItem, StreamKey, StreamMessage,
+};
 pub use network_notifier::NetworkNotifier;
 pub use node_cache::NodeCache;
 pub use node_silences::NodeSilences;

@@ -41,6 +41,9 @@ use crate::storage::FileStorage;
 /// The port range of consoles.
 const CONSOLE_PORTS: std::ops::Range<u16> = 30000..50000;
 
+/// What a simulated display sends first: the version of VNC.
+const VNC_GREETING: &str = "RFB 003.008\n";
+
 /// The size of a simulated NVRAM, in bytes.
 const NVRAM_SIZE: usize = 64 << 10;
 
@@ -393,6 +396,20 @@ fn missing(what: &str, blob: BlobId) -> Error {
     Error::Unavailable(format!("{what} of blob {blob} is not on this node"))
 }
 
+impl SimulatedVms {
+    /// Opens a connection to a console that sends a text, and then everything that it receives.
+    fn open_echo(&self, id: InstanceId, text: impl FnOnce(&SimulatedVm) -> String) -> Result<UnixStream> {
+        let (text, (guest, user)) = self.update(id, |vm| {
+            vm.require_active()?;
+            let pair = UnixStream::pair().map_err(io_error("failed to create a socket pair"))?;
+            Ok((text(vm), pair))
+        })?;
+        user.set_nonblocking(true).map_err(io_error("failed to configure a socket"))?;
+        std::thread::spawn(move || echo(guest, &text));
+        Ok(user)
+    }
+}
+
 impl VmApi for SimulatedVms {
     fn build<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()> {
         Box::pin(async { self.build_vm(plan) })
@@ -529,17 +546,13 @@ impl VmApi for SimulatedVms {
     }
 
     fn open_console(&self, id: InstanceId) -> NodeFuture<'_, UnixStream> {
-        let opened = self.update(id, |vm| {
-            vm.require_active()?;
-            let pair = UnixStream::pair().map_err(io_error("failed to create a socket pair"))?;
-            Ok((vm.console(), pair))
-        });
-        Box::pin(async move {
-            let (text, (guest, user)) = opened?;
-            user.set_nonblocking(true).map_err(io_error("failed to configure a socket"))?;
-            std::thread::spawn(move || echo(guest, &text));
-            Ok(user)
-        })
+        let opened = self.open_echo(id, SimulatedVm::console);
+        Box::pin(async { opened })
+    }
+
+    fn open_display(&self, id: InstanceId) -> NodeFuture<'_, UnixStream> {
+        let opened = self.open_echo(id, |_| VNC_GREETING.to_owned());
+        Box::pin(async { opened })
     }
 
     fn console_connections(&self) -> ConsoleConnectionStream {

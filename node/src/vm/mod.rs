@@ -378,6 +378,10 @@ impl VmApi for LocalVms {
         self.with_vm(id, |_, vm| async move { vm.require_running()?.consoles()?.open_serial().await })
     }
 
+    fn open_display(&self, id: InstanceId) -> NodeFuture<'_, UnixStream> {
+        self.with_vm(id, |_, vm| async move { vm.require_running()?.consoles()?.open_display().await })
+    }
+
     fn console_connections(&self) -> ConsoleConnectionStream {
         self.hypervisor.console_access.connections.subscribe()
     }

@@ -16,6 +16,11 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     ("GET", "/agent/muster-agent", "", [200, 200, 200, 200, 200, 200, 200]),
     ("POST", "/auth", "", [401, 401, 401, 401, 401, 401, 401]),
     ("POST", "/auth/federated", "", [401, 401, 401, 401, 401, 401, 401]),
+    ("POST", "/auth/login-tickets", "", [401, 401, 401, 200, 200, 200, 200]),
+    ("POST", "/auth/session", "", [401, 401, 401, 401, 401, 401, 401]),
+    ("GET", "/auth/session", "", [401, 401, 401, 200, 200, 200, 200]),
+    ("DELETE", "/auth/session", "", [200, 200, 200, 200, 200, 200, 200]),
+    ("GET", "/events/stream", "", [401, 401, 401, 200, 200, 200, 200]),
     ("GET", "/auth/namespaces", "auth.read", [401, 401, 401, 200, 200, 200, 200]),
     ("POST", "/auth/namespaces", "auth.write", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/auth/namespaces/{namespace}", "auth.read", [401, 401, 401, 404, 200, 200, 200]),
@@ -344,6 +349,14 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     ("GET", "/instances/{instance_ref}/screenshot", "instance.read", [401, 401, 401, 404, 404, 200, 200]),
     // Without an offer to change the protocol.
     ("GET", "/instances/{instance_ref}/console", "instance.console", [401, 401, 401, 404, 404, 400, 400]),
+    (
+        "POST",
+        "/instances/{instance_ref}/console-tickets",
+        "instance.console",
+        [401, 401, 401, 404, 404, 200, 200],
+    ),
+    // These requests are not WebSockets.
+    ("GET", "/instances/{instance_ref}/console-socket", "", [400, 400, 400, 400, 400, 400, 400]),
     (
         "GET",
         "/instances/{instance_ref}/vdiconsolehelper",

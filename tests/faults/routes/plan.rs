@@ -105,9 +105,15 @@ impl Objects<'_> {
         let upgrade = match operation.path.rsplit('/').next() {
             Some("console") => Some(CONSOLE_PROTOCOL),
             Some("terminal") => Some(TERMINAL_PROTOCOL),
+            Some("console-socket") => Some("websocket"),
             _ => None,
         };
-        Ok(Call { method: operation.method.clone(), path, body, upgrade })
+        let mut ticket = None;
+        if upgrade == Some("websocket") {
+            let tickets = path.replace("console-socket", "console-tickets");
+            ticket = Some(text(&self.post(&tickets, json!({ "kind": "serial" })).await?, "ticket")?);
+        }
+        Ok(Call { method: operation.method.clone(), path, body, upgrade, ticket })
     }
 
     /// Creates an object for a parameter of the path. `collection` is the path before it.
@@ -243,6 +249,10 @@ impl Objects<'_> {
                 self.post("/auth/namespaces", body).await?;
                 json!({ "namespace": name, "key": "correct horse" })
             }
+            ("POST", "/auth/session") => {
+                let ticket = self.post("/auth/login-tickets", json!({})).await?;
+                json!({ "ticket": text(&ticket, "ticket")? })
+            }
             ("POST", "/auth/federated") => {
                 let namespace = self.namespace().await?;
                 let rule = self.rule(&format!("/auth/namespaces/{namespace}/rules")).await?;
@@ -351,6 +361,9 @@ impl Objects<'_> {
             {
                 return Err(format!("the guest does not answer: {record}"));
             }
+            ("GET", "/events/stream") if !answer.body.ends_with(b"\n\n") => {
+                return Err(format!("{} bytes that are not a message", answer.body.len()));
+            }
             ("GET", "/blob_checksums/{algorithm}/{hash}") if record.is_null() => {
                 return Err("the blob is not found".into());
             }
@@ -364,6 +377,7 @@ impl Objects<'_> {
         let exchanged = async {
             match call.upgrade {
                 Some(TERMINAL_PROTOCOL) => check_terminal(connection).await,
+                Some("websocket") => check_socket(connection).await,
                 _ => check_console(connection).await,
             }
         };
@@ -397,6 +411,27 @@ async fn check_console(mut connection: Upgraded) -> Result<(), Problem> {
     while !String::from_utf8_lossy(&output).contains("login:") {
         if connection.read_buf(&mut output).await.map_err(|error| error.to_string())? == 0 {
             return Err("the console was closed".into());
+        }
+    }
+    Ok(())
+}
+
+/// Presses Enter on a serial console through a WebSocket, and waits for the prompt.
+async fn check_socket(mut connection: Upgraded) -> Result<(), Problem> {
+    let failed = |error: std::io::Error| error.to_string();
+    // A frame with one byte and the mask 0.
+    connection.write_all(b"\x82\x81\0\0\0\0\n").await.map_err(failed)?;
+    let mut output = Vec::new();
+    while !String::from_utf8_lossy(&output).contains("login:") {
+        let (kind, length) =
+            (connection.read_u8().await.map_err(failed)?, connection.read_u8().await.map_err(failed)?);
+        let length = if length == 126 { connection.read_u16().await.map_err(failed)? } else { length.into() };
+        let mut payload = vec![0; length.into()];
+        connection.read_exact(&mut payload).await.map_err(failed)?;
+        match kind {
+            0x82 => output.extend(payload),
+            0x89 => {}
+            other => return Err(format!("a frame of the kind {other:x}")),
         }
     }
     Ok(())

@@ -32,6 +32,8 @@ pub(super) struct Call {
     pub(super) body: RequestBody,
     /// The protocol that the connection is to change to.
     pub(super) upgrade: Option<&'static str>,
+    /// The ticket of a WebSocket.
+    pub(super) ticket: Option<String>,
 }
 
 /// A response and its body, which is empty if the connection has changed its protocol.
@@ -102,13 +104,25 @@ impl Session {
         if let Some(protocol) = call.upgrade {
             request = request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, protocol);
         }
-        let response = request.send().await.map_err(|error| format!("{error:?}"))?;
+        if let Some(ticket) = &call.ticket {
+            request = request
+                .header(header::SEC_WEBSOCKET_VERSION, "13")
+                .header(header::SEC_WEBSOCKET_KEY, "dGhlIHNhbXBsZSBub25jZQ==")
+                .header(header::SEC_WEBSOCKET_PROTOCOL, format!("binary, muster-ticket.{ticket}"));
+        }
+        let mut response = request.send().await.map_err(|error| format!("{error:?}"))?;
         let (status, headers) = (response.status(), response.headers().clone());
         if status == StatusCode::SWITCHING_PROTOCOLS {
             let upgraded = response.upgrade().await.map_err(|error| format!("{error:?}"))?;
             return Ok(Answer { status: 101, body: vec![], undocumented: vec![], upgraded: Some(upgraded) });
         }
-        let body = response.bytes().await.map_err(|error| format!("{error:?}"))?.to_vec();
+        let is_endless = headers.get(header::CONTENT_TYPE).is_some_and(|value| value == "text/event-stream");
+        let body = if is_endless {
+            response.chunk().await.map_err(|error| format!("{error:?}"))?.unwrap_or_default()
+        } else {
+            response.bytes().await.map_err(|error| format!("{error:?}"))?
+        };
+        let body = body.to_vec();
         let (path, query) = call.path.split_once('?').unwrap_or((&call.path, ""));
         let request_body = (!matches!(call.body, RequestBody::Bytes(_))).then_some(sent.as_slice());
         let exchange = Exchange {
@@ -135,7 +149,7 @@ impl Session {
         path: &str,
         body: RequestBody,
     ) -> Result<Value, Problem> {
-        let call = Call { method, path: path.to_owned(), body, upgrade: None };
+        let call = Call { method, path: path.to_owned(), body, upgrade: None, ticket: None };
         let answer = self.send(host, &call).await?;
         if answer.status >= 300 {
             return Err(format!("{} {path}: {} {}", call.method, answer.status, answer.json()));

@@ -107,6 +107,19 @@ pub async fn open(
     Ok(session)
 }
 
+/// Opens a connection to the display. Call it on the daemon of the instance's node.
+pub async fn open_display(
+    app: &App,
+    caller: &Caller,
+    node: &Arc<dyn NodeApi>,
+    row: &InstanceRow,
+) -> Result<UnixStream> {
+    let connection = node.vms().open_display(row.id).await?;
+    let event = Event::audit(object(row.id), "display request from REST API");
+    app.record(caller, with_caller(caller, event).with("source", caller.remote.clone()));
+    Ok(connection)
+}
+
 /// Records a connection to the port of a serial console.
 pub(crate) fn record_connection(app: &App, connection: ConsoleConnection) {
     let mut event = Event::audit(object(connection.vm), "connection to the port of the serial console")
@@ -133,7 +146,7 @@ fn require_open_ports(app: &App) -> Result<()> {
 }
 
 /// Returns the password of the display; `None` if the VM was started by a release without passwords.
-async fn display_password(node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<Option<Secret>> {
+pub(super) async fn display_password(node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<Option<Secret>> {
     match node.vms().display_password(row.id).await {
         Err(Error::Conflict(_) | Error::NotFound(_)) => {
             Err(Error::Conflict("the instance is off and has no display: power it on first".into()))

@@ -8,6 +8,7 @@
 
 pub(crate) mod agent;
 pub mod console;
+pub mod console_ticket;
 pub mod create;
 pub mod delete;
 pub mod evacuate;

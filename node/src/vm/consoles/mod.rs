@@ -33,6 +33,8 @@ use crate::console_connections::ConsoleConnectionLog;
 
 /// The maximum number of concurrent sessions of the API with one serial console.
 const MAX_API_SESSIONS: usize = 8;
+/// The maximum number of concurrent connections of the API to one display: a SPICE viewer opens about ten.
+const MAX_API_DISPLAYS: usize = 64;
 
 /// How the consoles of a VM are reached from outside of it.
 #[derive(Debug, Clone)]
@@ -47,6 +49,9 @@ pub(super) struct ConsoleAccess {
 pub(super) struct Consoles {
     serial: Arc<SerialConsole>,
     api_slots: Arc<Semaphore>,
+    qmp: SharedQmp,
+    display: DisplayProtocol,
+    display_slots: Arc<Semaphore>,
     /// Unset if the ports are closed.
     forwarder: Mutex<Option<JoinHandle<()>>>,
 }
@@ -69,6 +74,7 @@ impl Consoles {
         listeners: Option<ConsoleListeners>,
     ) -> Self {
         let serial = Arc::new(SerialConsole::new(target.dir));
+        let (qmp, display) = (target.qmp.clone(), target.display);
         let forwarder = access.address.map(|address| {
             let forwarder = PortForwarder {
                 id: target.id,
@@ -80,7 +86,8 @@ impl Consoles {
             tokio::spawn(forwarder.run(address, target.ports, listeners))
         });
         let api_slots = Arc::new(Semaphore::new(MAX_API_SESSIONS));
-        Self { serial, api_slots, forwarder: Mutex::new(forwarder) }
+        let display_slots = Arc::new(Semaphore::new(MAX_API_DISPLAYS));
+        Self { serial, api_slots, qmp, display, display_slots, forwarder: Mutex::new(forwarder) }
     }
 
     /// Closes the ports, so that the next start can open them.
@@ -101,6 +108,26 @@ impl Consoles {
         })?;
         let opened = self.serial.open(slot).await.and_then(tokio::net::UnixStream::into_std);
         opened.map_err(|error| Error::Unavailable(format!("failed to open the console: {error}")))
+    }
+
+    /// Opens a connection to the display.
+    pub(super) async fn open_display(&self) -> Result<UnixStream> {
+        let slot = self.display_slots.clone().try_acquire_owned().map_err(|_| {
+            Error::Unavailable(format!(
+                "the display already has {MAX_API_DISPLAYS} connections, close one of them"
+            ))
+        })?;
+        let qmp = self.qmp.get().ok_or_else(|| Error::Unavailable("QEMU does not respond".into()))?;
+        let mut display = self.display.connect(&qmp, false).await?;
+        let failed =
+            |error: std::io::Error| Error::Unavailable(format!("failed to open the display: {error}"));
+        let (mut ours, theirs) = tokio::net::UnixStream::pair().map_err(failed)?;
+        tokio::spawn(async move {
+            let _slot = slot;
+            // Fails when either side closes the connection.
+            let _ = tokio::io::copy_bidirectional(&mut ours, &mut display).await;
+        });
+        theirs.into_std().map_err(failed)
     }
 }
 

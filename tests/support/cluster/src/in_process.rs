@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, HttpBody as _};
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use muster_api::{RouteInfo, Service};
@@ -227,7 +227,9 @@ impl Cluster {
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
         let request = Request::from_parts(parts, body);
         let (head, body) = self.service.call(request, peer).await.into_parts();
-        let bytes = body.collect().await.unwrap().to_bytes();
+        // A stream of events does not end by itself.
+        let is_endless = head.headers.get("content-type").is_some_and(|value| value == "text/event-stream");
+        let bytes = if is_endless { Bytes::new() } else { body.collect().await.unwrap().to_bytes() };
         self.check_document(&Exchange {
             method: &method,
             path: uri.path(),
@@ -443,7 +445,7 @@ pub fn seed() -> Secret {
 }
 
 /// The periodic tasks that run in the background. Tests run the others explicitly.
-const BACKGROUND_TASKS: &[&str] = &["networks", "vms", "agents", "agent operations"];
+const BACKGROUND_TASKS: &[&str] = &["networks", "vms", "agents", "agent operations", "event streams"];
 
 fn start_tasks(app: &Arc<App>, stop: &watch::Sender<bool>) -> Vec<JoinHandle<()>> {
     let find = |name: &&str| TASKS.iter().find(|task| task.name == *name).expect("a name of the table");
@@ -554,6 +556,7 @@ pub fn caller() -> Caller {
         remote: "127.0.0.1".into(),
         deadline: RequestDeadline::default(),
         nonce: None,
+        token: None,
         trusting: None,
     }
 }

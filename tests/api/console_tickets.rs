@@ -1,0 +1,201 @@
+//! Consoles for browsers: tickets, and the WebSockets that they open.
+
+use axum::http::Method;
+use muster_store::Retry;
+use muster_test_cluster::{ApiResponse, Cluster};
+use muster_types::object::{ObjectRef, ObjectType};
+use reqwest::Upgraded;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::instances::consoles::serve;
+use crate::instances::{create, text};
+use crate::networks::cluster;
+use crate::scopes::scoped_token;
+
+async fn create_ticket(cluster: &Cluster, token: &str, instance: &Value, kind: &str) -> ApiResponse {
+    let path = format!("/instances/{}/console-tickets", text(instance, "uuid"));
+    cluster.call(token, Method::POST, &path, Some(json!({"kind": kind}))).await
+}
+
+/// Returns a new ticket.
+async fn ticket(cluster: &Cluster, token: &str, instance: &Value, kind: &str) -> String {
+    let response = create_ticket(cluster, token, instance, kind).await;
+    assert_eq!(response.status, 200, "{}", response.text);
+    let lifetime = response.body["expires"].as_f64().unwrap() - muster_types::time::now();
+    assert!((10.0..=30.0).contains(&lifetime), "{lifetime}");
+    assert_eq!(text(&response.body, "path"), format!("/instances/{}/console-socket", text(instance, "uuid")));
+    text(&response.body, "ticket").to_owned()
+}
+
+/// Requests the WebSocket of a console.
+async fn open(server: &str, instance: &Value, ticket: &str, origin: Option<&str>) -> reqwest::Response {
+    let url = format!("{server}/instances/{}/console-socket", text(instance, "uuid"));
+    let mut request = reqwest::Client::new().get(url);
+    for (name, value) in [
+        ("connection", "Upgrade"),
+        ("upgrade", "websocket"),
+        ("sec-websocket-version", "13"),
+        ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ("sec-websocket-protocol", &*format!("binary, muster-ticket.{ticket}")),
+    ] {
+        request = request.header(name, value);
+    }
+    if let Some(origin) = origin {
+        request = request.header("origin", origin);
+    }
+    request.send().await.unwrap()
+}
+
+/// Sends bytes in one frame.
+async fn send(socket: &mut Upgraded, bytes: &[u8]) {
+    let mask = [1, 2, 3, 4];
+    let mut frame = vec![0x82, 0x80 | 126];
+    frame.extend(u16::try_from(bytes.len()).unwrap().to_be_bytes());
+    frame.extend(mask);
+    frame.extend(bytes.iter().enumerate().map(|(index, byte)| byte ^ mask[index % 4]));
+    socket.write_all(&frame).await.unwrap();
+}
+
+/// Returns the bytes of the next frame, or `None` if the server closes the connection.
+async fn receive(socket: &mut Upgraded) -> Option<Vec<u8>> {
+    let (first, second) = (socket.read_u8().await.unwrap(), socket.read_u8().await.unwrap());
+    let length = match second {
+        126 => usize::from(socket.read_u16().await.unwrap()),
+        length => usize::from(length),
+    };
+    let mut payload = vec![0; length];
+    socket.read_exact(&mut payload).await.unwrap();
+    match first {
+        0x82 => Some(payload),
+        0x88 => None,
+        other => panic!("{other:x}"),
+    }
+}
+
+/// Receives until the bytes end with a text.
+async fn receive_until(socket: &mut Upgraded, end: &[u8]) {
+    let mut received = Vec::new();
+    while !received.ends_with(end) {
+        received.extend(receive(socket).await.expect("more output"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ticket_opens_the_serial_console_once() {
+    let (cluster, token) = cluster(&[]).await;
+    let record = create(&cluster, &token, "www", &json!({})).await;
+    let server = serve(&cluster).await;
+    let unused = create_ticket(&cluster, &token, &record, "serial").await.body;
+    assert_eq!(unused["password"], Value::Null);
+    let ticket = ticket(&cluster, &token, &record, "serial").await;
+    let response = open(&server, &record, &ticket, Some(&server)).await;
+    assert_eq!(response.status(), 101);
+    assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+    assert_eq!(response.headers()["sec-websocket-protocol"], "binary");
+    let mut socket = response.upgrade().await.unwrap();
+    receive_until(&mut socket, b"www login: ").await;
+    let bytes: Vec<u8> = (0..=255).collect();
+    send(&mut socket, &bytes).await;
+    receive_until(&mut socket, &bytes).await;
+    assert_eq!(open(&server, &record, &ticket, None).await.status(), 401, "it was used");
+
+    let object = ObjectRef::new(ObjectType::Instance, text(&record, "uuid"));
+    let events = cluster.events(&object).await;
+    let created = events.iter().find(|event| event.message == "console ticket created").unwrap();
+    assert_eq!((&created.extra["caller"], &created.extra["kind"]), (&json!("ci"), &json!("serial")));
+    let opened = events.iter().find(|event| event.message == "console request from REST API").unwrap();
+    assert_eq!((&opened.extra["caller"], &opened.extra["source"]), (&json!("ci"), &json!("127.0.0.1")));
+    let rows = cluster.app.store.query("SELECT * FROM events", &[]).await.unwrap();
+    let stored =
+        format!("{rows:?} {:?}", cluster.app.store.query("SELECT * FROM tickets", &[]).await.unwrap());
+    for secret in [ticket.as_str(), text(&unused, "ticket")] {
+        assert!(!stored.contains(secret));
+    }
+    let off = cluster
+        .call(&token, Method::POST, &format!("/instances/{}/poweroff", text(&record, "uuid")), None)
+        .await;
+    assert_eq!(off.status, 200, "{}", off.text);
+    let refused = open(&server, &record, text(&unused, "ticket"), None).await;
+    assert_eq!(refused.status(), 409, "the instance is off");
+    assert_eq!(create_ticket(&cluster, &token, &record, "serial").await.status, 409);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ticket_opens_the_display_of_its_kind() {
+    let (cluster, token) = cluster(&[]).await;
+    let server = serve(&cluster).await;
+    for (vdi, kind, other) in [("vnc", "vnc", "spice"), ("spice", "spice", "vnc")] {
+        let video = json!({"video": {"model": "vga", "memory": 16384, "vdi": vdi}});
+        let record = create(&cluster, &token, vdi, &video).await;
+        let refused = create_ticket(&cluster, &token, &record, other).await;
+        assert_eq!(refused.status, 409, "{}", refused.text);
+        let created = create_ticket(&cluster, &token, &record, kind).await;
+        let password = text(&created.body, "password");
+        let helper = format!("/instances/{}/vdiconsolehelper", text(&record, "uuid"));
+        let helper = cluster.call(&token, Method::GET, &helper, None).await.text;
+        assert!(helper.contains(&format!("\npassword={password}\n")), "{helper}");
+        let response = open(&server, &record, text(&created.body, "ticket"), None).await;
+        assert_eq!(response.status(), 101);
+        let mut socket = response.upgrade().await.unwrap();
+        receive_until(&mut socket, b"RFB 003.008\n").await;
+        send(&mut socket, b"RFB 003.008\n").await;
+        receive_until(&mut socket, b"RFB 003.008\n").await;
+        let object = ObjectRef::new(ObjectType::Instance, text(&record, "uuid"));
+        let events = cluster.events(&object).await;
+        assert!(events.iter().any(|event| event.message == "display request from REST API"));
+        let stored = format!("{:?}", cluster.app.store.query("SELECT * FROM events", &[]).await.unwrap());
+        assert!(!stored.contains(password), "the event of the request has no password");
+    }
+    let record = create(&cluster, &token, "www", &json!({})).await;
+    for body in [json!({}), json!({"kind": "screen"}), json!({"kind": 7})] {
+        let path = format!("/instances/{}/console-tickets", text(&record, "uuid"));
+        assert_eq!(cluster.call(&token, Method::POST, &path, Some(body.clone())).await.status, 400, "{body}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rejects_foreign_origins_callers_and_tickets() {
+    let (cluster, token) = cluster(&[]).await;
+    cluster.create_namespace("other").await;
+    let other = cluster.token("other").await;
+    let record = create(&cluster, &token, "www", &json!({})).await;
+    let neighbour = create(&cluster, &other, "neighbour", &json!({})).await;
+    let server = serve(&cluster).await;
+    assert_eq!(create_ticket(&cluster, &other, &record, "serial").await.status, 404, "of another namespace");
+    let reader = scoped_token(&cluster, "ci", &["instance.read", "instance.write"]).await;
+    assert_eq!(create_ticket(&cluster, &reader, &record, "serial").await.status, 403, "without the scope");
+    let limited = scoped_token(&cluster, "ci", &["instance.console"]).await;
+    let response = open(&server, &record, &ticket(&cluster, &limited, &record, "serial").await, None).await;
+    assert_eq!(response.status(), 101);
+
+    let own = ticket(&cluster, &token, &record, "serial").await;
+    for origin in ["http://evil.example", "null", "http://127.0.0.1", &format!("{server}.evil.example")] {
+        assert_eq!(open(&server, &record, &own, Some(origin)).await.status(), 403, "{origin}");
+    }
+    let response = open(&server, &record, &own, Some(&server)).await;
+    assert_eq!(response.status(), 101, "a refused origin does not use the ticket");
+    let own = ticket(&cluster, &token, &record, "serial").await;
+    assert_eq!(open(&server, &neighbour, &own, None).await.status(), 401, "of another instance");
+    for wrong in ["", "x", &"x".repeat(32), &token] {
+        assert_eq!(open(&server, &record, wrong, None).await.status(), 401, "{wrong}");
+    }
+    // A ticket for a session is not one for a console, and the other way round.
+    let login = cluster.call(&token, Method::POST, "/auth/login-tickets", None).await.body;
+    assert_eq!(open(&server, &record, text(&login, "ticket"), None).await.status(), 401);
+    let console = ticket(&cluster, &token, &record, "serial").await;
+    let session = cluster.call("", Method::POST, "/auth/session", Some(json!({"ticket": console}))).await;
+    assert_eq!(session.status, 401);
+
+    let expired = ticket(&cluster, &token, &record, "serial").await;
+    let mut tx = cluster.app.store.begin().await.unwrap();
+    tx.execute("UPDATE tickets SET expires = expires - 31", &[]).await.unwrap();
+    tx.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();
+    assert_eq!(open(&server, &record, &expired, None).await.status(), 401);
+    let revoked = ticket(&cluster, &token, &record, "serial").await;
+    cluster.token("ci").await;
+    assert_eq!(open(&server, &record, &revoked, None).await.status(), 401, "its key was replaced");
+    let path = format!("/instances/{}/console-socket", text(&record, "uuid"));
+    let plain = cluster.call(&token, Method::GET, &path, None).await;
+    assert_eq!(plain.status, 400, "not a WebSocket");
+}
