@@ -31,7 +31,7 @@ use routes::{
     admin, agent_operations, agent_program, agent_terminal, artifacts, blobs, claims, console_tickets, docs,
     event_streams, exchanges, health, instance_console, instance_fencing, instance_power, instances,
     interfaces, invitations, issuers, keys, labels, login, namespaces, networks, nodes, operations, quotas,
-    root, rules, sessions, trusts, uploads,
+    root, rules, sessions, trusts, ui, uploads,
 };
 pub use server::{Listener, Tls, serve};
 pub use table::{Access, RouteInfo};
@@ -49,6 +49,8 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Public, "", handlers!(docs::document));
     table.add(Public, "", handlers!(docs::page));
     table.add(Public, "", handlers!(docs::file));
+    table.add(Public, "", handlers!(ui::page));
+    table.add(Public, "", handlers!(ui::file));
     table.add(Public, "", handlers!(agent_program::install));
     table.add(Public, "", handlers!(agent_program::program));
 

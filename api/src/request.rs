@@ -46,6 +46,8 @@ pub(crate) struct Incoming {
     pub(crate) remote: String,
     /// The address that limits count: the network of `remote` if it is an IPv6 address, else `remote`.
     pub(crate) source: String,
+    /// Whether the path ended with a slash, which is removed.
+    pub(crate) trailing_slash: bool,
     /// Empty until the guard has read it.
     pub(crate) body: Bytes,
 }
@@ -94,6 +96,7 @@ impl Service {
         let (mut parts, body) = request.into_parts();
         let id = request_id(&parts.headers);
         let id_header = HeaderValue::from_str(&id).expect("a request id is visible ASCII");
+        let trailing_slash = parts.uri.path().ends_with('/');
         parts.uri = normalize(parts.uri);
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
         let (remote, source) = addresses(peer);
@@ -102,7 +105,8 @@ impl Service {
         let body = SharedBody::new(Body::new(body));
         // Object names are UTF-8.
         let mut response = if is_utf8(uri.path()) {
-            parts.extensions.insert(Incoming { id: id.clone(), remote, source, body: Bytes::new() });
+            let incoming = Incoming { id: id.clone(), remote, source, trailing_slash, body: Bytes::new() };
+            parts.extensions.insert(incoming);
             parts.extensions.insert(self.document.clone());
             parts.extensions.insert(Arc::clone(&events));
             self.route(Request::from_parts(parts, Body::new(body.clone()))).await

@@ -132,7 +132,11 @@ impl RequestEvents {
     }
 
     fn is_unrecorded(&self) -> bool {
-        UNRECORDED_PATHS.contains(&self.uri.path()) || self.uri.path().starts_with("/apidocs")
+        let path = self.uri.path();
+        UNRECORDED_PATHS.contains(&path)
+            || path.starts_with("/apidocs")
+            || path == "/ui"
+            || path.starts_with("/ui/")
     }
 
     /// A login may be sent to a wrong path by mistake, so only bodies for known routes are recorded.

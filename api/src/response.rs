@@ -90,6 +90,15 @@ pub(crate) fn content(content_type: &'static str, body: impl Into<Body>) -> Resp
     respond(StatusCode::OK, HeaderValue::from_static(content_type), body.into())
 }
 
+/// 303 to another page of this server.
+pub(crate) fn see_other(location: &'static str) -> Response {
+    let body = format!("<!doctype html><title>Muster</title><a href=\"{location}\">{location}</a>\n");
+    let mut response = content("text/html; charset=utf-8", body);
+    *response.status_mut() = StatusCode::SEE_OTHER;
+    response.headers_mut().insert(header::LOCATION, HeaderValue::from_static(location));
+    response
+}
+
 /// 200 with a JSON document that is serialized while it is sent.
 pub(crate) fn streamed_json(body: Body) -> Response {
     respond(StatusCode::OK, JSON, body)
@@ -103,12 +112,12 @@ const HTML_POLICY: HeaderValue = HeaderValue::from_static(
      form-action 'none'; frame-ancestors 'none'",
 );
 
-/// Adds security headers to HTML pages.
+/// Adds security headers to HTML pages. A page may have its own content security policy.
 pub(crate) fn protect_html(response: &mut Response) {
     let content_type = response.headers().get(header::CONTENT_TYPE);
     if content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/html")) {
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_SECURITY_POLICY, HTML_POLICY);
+        headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HTML_POLICY);
         headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
         headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));

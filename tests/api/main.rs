@@ -34,3 +34,4 @@ mod scopes;
 mod service_keys;
 mod sessions;
 mod statements;
+mod ui;

@@ -281,7 +281,7 @@ async fn error_bodies_contain_the_request_id() {
 #[tokio::test(flavor = "multi_thread")]
 async fn html_pages_have_security_headers() {
     let cluster = Cluster::new().await;
-    for path in ["/", "/apidocs"] {
+    for path in ["/", "/apidocs", "/ui/"] {
         let page = cluster.call("", Method::GET, path, None).await;
         let header = |name: &str| page.headers[name].to_str().unwrap();
         assert!(header("content-type").starts_with("text/html"), "{path}");

@@ -33,4 +33,5 @@ pub(crate) mod root;
 pub(crate) mod rules;
 pub(crate) mod sessions;
 pub(crate) mod trusts;
+pub(crate) mod ui;
 pub(crate) mod uploads;

@@ -11,6 +11,9 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     ("GET", "/openapi.json", "", [200, 200, 200, 200, 200, 200, 200]),
     ("GET", "/apidocs", "", [200, 200, 200, 200, 200, 200, 200]),
     ("GET", "/apidocs/{file}", "", [200, 200, 200, 200, 200, 200, 200]),
+    // The page has a slash at the end of its path, which requests of this table have not.
+    ("GET", "/ui", "", [303, 303, 303, 303, 303, 303, 303]),
+    ("GET", "/ui/{*file}", "", [200, 200, 200, 200, 200, 200, 200]),
     // These requests have no Host header.
     ("GET", "/agent/install.sh", "", [400, 400, 400, 400, 400, 400, 400]),
     ("GET", "/agent/muster-agent", "", [200, 200, 200, 200, 200, 200, 200]),

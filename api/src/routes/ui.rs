@@ -1,0 +1,150 @@
+//! The web UI: files that are embedded in the program. See docs/decisions/0085.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::Path;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use muster_types::Error;
+
+use crate::error::ApiResult;
+use crate::request::Incoming;
+use crate::response::{content, see_other};
+
+/// The path below `/ui/` and the content of every file.
+static FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/ui_files.rs"));
+
+static FILES_BY_PATH: LazyLock<HashMap<&str, UiFile>> =
+    LazyLock::new(|| FILES.iter().map(|(path, content)| (*path, UiFile::new(path, content))).collect());
+
+/// The content security policy of the UI: only files of this server, no inline code. Screenshots are shown as `blob:`, the
+/// cursors of consoles as `data:`. The hash is that of the import map.
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; script-src 'self' 'sha256-B4U7zOXZSIpp1SR4Y5PX7JDA2/ynfbfGb7ZY/NjFpbM='; style-src 'self'; \
+     img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+);
+/// Browsers keep the files, but ask whether they have changed: another version of the program may have other files.
+const CACHING: HeaderValue = HeaderValue::from_static("no-cache");
+
+struct UiFile {
+    content_type: &'static str,
+    content: &'static [u8],
+    etag: HeaderValue,
+}
+
+impl UiFile {
+    fn new(path: &str, content: &'static [u8]) -> Self {
+        let content_type = match path.rsplit_once('.').map_or("", |(_, extension)| extension) {
+            "html" => "text/html; charset=utf-8",
+            "css" => "text/css; charset=utf-8",
+            "svg" => "image/svg+xml",
+            _ => "text/javascript; charset=utf-8",
+        };
+        let etag = format!("\"{}\"", hex::encode(&digest(&SHA256, content).as_ref()[..16]));
+        let etag = HeaderValue::from_str(&etag).expect("hexadecimal digits are valid in a header");
+        Self { content_type, content, etag }
+    }
+
+    fn respond(&self, headers: &HeaderMap) -> Response {
+        let known = headers.get(header::IF_NONE_MATCH).is_some_and(|tags| matches(tags, &self.etag));
+        let mut response =
+            content(self.content_type, if known { Body::empty() } else { self.content.into() });
+        if known {
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+        }
+        let headers = response.headers_mut();
+        headers.insert(header::ETAG, self.etag.clone());
+        headers.insert(header::CACHE_CONTROL, CACHING);
+        headers.insert(header::CONTENT_SECURITY_POLICY, POLICY);
+        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        response
+    }
+}
+
+/// Returns whether the tags of an `If-None-Match` header include a tag.
+fn matches(tags: &HeaderValue, etag: &HeaderValue) -> bool {
+    let (Ok(tags), Ok(etag)) = (tags.to_str(), etag.to_str()) else { return false };
+    tags.split(',').map(str::trim).any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
+}
+
+/// Returns the page of the web UI.
+#[utoipa::path(get, path = "/ui", tag = "root", responses(
+    (status = 200, description = "HTML page.", content_type = "text/html", body = String),
+    (status = 303, description = "The page is at `/ui/`, with a slash.", content_type = "text/html", body = String)))]
+pub(crate) async fn page(Extension(incoming): Extension<Incoming>, headers: HeaderMap) -> Response {
+    if !incoming.trailing_slash {
+        // The page refers to its files by relative paths.
+        return see_other("ui/");
+    }
+    FILES_BY_PATH["index.html"].respond(&headers)
+}
+
+/// Returns a file of the web UI.
+#[utoipa::path(get, path = "/ui/{*file}", tag = "root", params(("file" = String, Path)), responses(
+    (status = 200, description = "The file.", content((String = "text/javascript"), (String = "text/css"))),
+    (status = 304, description = "The file has not changed."),
+    (status = 404, description = "No such file.")))]
+pub(crate) async fn file(Path(file): Path<String>, headers: HeaderMap) -> ApiResult<Response> {
+    match FILES_BY_PATH.get(file.as_str()) {
+        Some(found) => Ok(found.respond(&headers)),
+        None => Err(Error::not_found("file").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+
+    use super::*;
+
+    #[test]
+    fn policy_allows_the_import_map_and_no_other_inline_code() {
+        let page = std::str::from_utf8(FILES_BY_PATH["index.html"].content).unwrap();
+        let (_, rest) = page.split_once("<script type=\"importmap\">").unwrap();
+        let (map, _) = rest.split_once("</script>").unwrap();
+        let hash = STANDARD.encode(digest(&SHA256, map.as_bytes()));
+        assert!(POLICY.to_str().unwrap().contains(&format!("'sha256-{hash}'")), "{hash}");
+        assert!(!POLICY.to_str().unwrap().contains("unsafe"));
+        for inline in ["<style", " style=", " onclick=", "<script>"] {
+            assert!(!page.contains(inline), "{inline}");
+        }
+    }
+
+    #[test]
+    fn vendored_files_have_their_checksums() {
+        let list = include_str!("../../../ui/vendor/SHA256SUMS");
+        let mut listed = HashSet::new();
+        for line in list.lines() {
+            let (checksum, path) = line.split_once("  ").unwrap();
+            listed.insert(path);
+            // Licenses are not served.
+            let Some(file) = FILES_BY_PATH.get(format!("vendor/{path}").as_str()) else {
+                assert!(path.contains("LICENSE") || path.contains("AUTHORS"), "{path} is missing");
+                continue;
+            };
+            assert_eq!(hex::encode(digest(&SHA256, file.content)), checksum, "{path}");
+        }
+        for path in FILES_BY_PATH.keys().filter_map(|path| path.strip_prefix("vendor/")) {
+            assert!(listed.contains(path), "ui/vendor/SHA256SUMS does not list {path}");
+        }
+    }
+
+    #[test]
+    fn scripts_insert_no_markup() {
+        for (path, content) in FILES.iter().filter(|(path, _)| !path.starts_with("vendor/")) {
+            let text = std::str::from_utf8(content).unwrap();
+            for risky in
+                ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"]
+            {
+                assert!(!text.contains(risky), "{path} uses {risky}");
+            }
+        }
+    }
+}

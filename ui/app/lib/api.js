@@ -1,0 +1,106 @@
+// The client of the REST API. The session is a cookie that scripts cannot read.
+
+export const BASE = new URL("../../", import.meta.url);
+
+/** A response with an error status. `field` is the field that the error names, if any. */
+export class ApiError extends Error {
+  constructor(status, body, requestId, retryAfter) {
+    const text = body?.error || `the server answered with status ${status}`;
+    super(text);
+    this.status = status;
+    this.requestId = body?.request_id || requestId || "";
+    this.retryAfter = retryAfter;
+    this.body = body;
+    const named = /^([a-z_]+(?:\[\d+\])?(?:\.[a-z_]+)*): (.+)$/s.exec(text);
+    this.field = named ? named[1] : null;
+    this.text = named ? named[2] : text;
+  }
+}
+
+/** Returns an error of an invalid request with the field of the form that its text names, if it has none. */
+export function withField(error, names) {
+  if (error.field === null && error.status === 400)
+    error.field = names.find((name) => new RegExp(`\\b${name}s?\\b`).test(error.text)) ?? null;
+  return error;
+}
+
+let onUnauthenticated = () => {};
+export const whenUnauthenticated = (callback) => {
+  onUnauthenticated = callback;
+};
+
+let check = null;
+
+/** Reports the end of the session. Calls that the namespace may not make are answered with 401 as well. */
+function checkSession() {
+  check ??= fetch(url("/auth/session"), { credentials: "same-origin", cache: "no-store" })
+    .then(
+      (response) => {
+        if (response.status === 401) onUnauthenticated();
+      },
+      () => {},
+    )
+    .finally(() => {
+      check = null;
+    });
+}
+
+export const url = (path) => new URL(path.replace(/^\//, ""), BASE);
+
+/** Encodes a name as one segment of a path. */
+export const seg = encodeURIComponent;
+
+async function send(method, path, { body, raw, signal, quiet } = {}) {
+  const headers = { Accept: "application/json" };
+  if (raw !== undefined) headers["Content-Type"] = "application/octet-stream";
+  else if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(url(path), {
+      method,
+      headers,
+      signal,
+      credentials: "same-origin",
+      cache: "no-store",
+      redirect: "error",
+      body: raw !== undefined ? raw : body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, { error: "the server is unreachable; check that it runs, then try again" });
+  }
+  if (!response.ok) {
+    let parsed = null;
+    try {
+      parsed = await response.json();
+    } catch {
+      /* not a JSON document */
+    }
+    const error = new ApiError(
+      response.status,
+      parsed,
+      response.headers.get("x-request-id"),
+      response.headers.get("retry-after"),
+    );
+    if (response.status === 401 && !quiet) checkSession();
+    throw error;
+  }
+  return response;
+}
+
+async function json(method, path, options) {
+  const response = await send(method, path, options);
+  const text = await response.text();
+  return text.trim() === "" ? null : JSON.parse(text);
+}
+
+export const get = (path, options) => json("GET", path, options);
+export const post = (path, body = {}, options) => json("POST", path, { body, ...options });
+export const put = (path, body = {}, options) => json("PUT", path, { body, ...options });
+export const del = (path, body, options) => json("DELETE", path, { body, ...options });
+/** Sends bytes. */
+export const postBytes = (path, raw, options) => json("POST", path, { raw, ...options });
+/** Returns the bytes of a response as a Blob. */
+export const getBlob = async (path, options) => (await send("GET", path, options)).blob();
+/** Returns the text of a response. */
+export const getText = async (path, options) => (await send("GET", path, options)).text();

@@ -1,0 +1,243 @@
+// One artifact: versions, sharing, metadata, events.
+import { html, useState } from "../lib/view.js";
+import { del, get, post, seg } from "../lib/api.js";
+import { useLive } from "../lib/live.js";
+import { go, link, setQuery } from "../lib/router.js";
+import {
+  Action,
+  ConfirmDelete,
+  CopyId,
+  Empty,
+  Facts,
+  Failure,
+  Heading,
+  Loading,
+  Panel,
+  Progress,
+  State,
+  Tabs,
+  toast,
+  Icon,
+} from "../lib/parts.js";
+import { Metadata } from "../lib/metadata.js";
+import { Timeline } from "../lib/events.js";
+import { OperationTable } from "../lib/operation-table.js";
+import { isRunning, operationPath } from "../lib/operations.js";
+import { bytes } from "../lib/format.js";
+
+const TABS = [
+  ["summary", "Summary"],
+  ["events", "Events"],
+  ["operations", "Operations"],
+];
+
+function Fetching({ artifact }) {
+  const handle = artifact.last_cluster_operation;
+  const { value: operation } = useLive(
+    async () => (handle ? get(operationPath(handle)) : null),
+    [`artifact/${artifact.uuid}`],
+    [handle?.op_uuid],
+  );
+  if (!operation || !isRunning(operation)) return null;
+  const { progress } = operation;
+  return html`
+    <${Panel} title="In progress">
+      <div class="body stack">
+        <span class="line-one">
+          <a href=${link("operations", operation.operation_type, operation.uuid)}>
+            ${operation.operation_type.replaceAll("_", " ")}
+          </a>
+          <${State} value=${operation.state} />
+        </span>
+        <${Progress} label="Progress" done=${progress?.done ?? 0} total=${progress?.total} />
+        ${
+          progress
+            ? html`
+                <span class="muted">
+                  ${bytes(progress.done)}${progress.total ? ` of ${bytes(progress.total)}` : ""}
+                </span>
+              `
+            : null
+        }
+      </div>
+    <//>
+  `;
+}
+
+export default function Artifact({ route, admin }) {
+  const id = route.parts[1];
+  const path = `/artifacts/${seg(id)}`;
+  const [tab, setTab] = useState(route.query.get("tab") ?? "summary");
+  const [deleting, setDeleting] = useState(null);
+  const { value: artifact, error, reload } = useLive(() => get(path), [`artifact/${id}`], [path]);
+  if (!artifact)
+    return error
+      ? html`
+          <${Heading} title="Artifact" up=${["Artifacts", "#/artifacts"]} />
+          <${Failure} error=${error} retry=${reload} />
+        `
+      : html`
+          <${Loading} />
+        `;
+  const versions = Object.entries(artifact.blobs ?? {});
+  const select = (next) => {
+    setTab(next);
+    setQuery({ tab: next === "summary" ? "" : next });
+  };
+  const share = async () => {
+    await post(`${path}/${artifact.shared ? "unshare" : "share"}`);
+    reload();
+  };
+  const removeAll = async () => {
+    await del(path);
+    toast(`Deleted ${artifact.name}.`);
+    go("/artifacts");
+  };
+  return html`
+    <${Heading}
+      title=${artifact.name}
+      up=${["Artifacts", "#/artifacts"]}
+      status=${html`
+        <${State} value=${artifact.state} />
+      `}
+    >
+      ${
+        admin
+          ? html`
+              <${Action} run=${share}>${artifact.shared ? "Stop sharing" : "Share with all namespaces"}<//>
+            `
+          : null
+      }
+      <button
+        type="button"
+        class="danger"
+        onClick=${() => setDeleting({ title: `Delete ${artifact.name}?`, items: [`the artifact ${artifact.name}`, ...versions.map(([index, blob]) => `version ${index}, ${bytes(blob.size)}`)], run: removeAll })}
+      >
+        Delete
+      </button>
+    <//>
+    ${
+      artifact.error_message
+        ? html`
+            <div class="failure" role="alert"><p>${artifact.error_message}</p></div>
+          `
+        : null
+    }
+    <${Failure} error=${error} retry=${reload} />
+    <${Tabs} tabs=${TABS} current=${tab} select=${select} />
+    ${
+      tab === "summary"
+        ? html`
+            <div class="grid">
+              <div class="stack two-thirds">
+                <${Panel} title="Summary">
+                  <${Facts}
+                    rows=${[
+                      ["Type", artifact.artifact_type],
+                      ["Namespace", artifact.namespace],
+                      ["Shared", artifact.shared ? "with all namespaces" : "no"],
+                      ["Versions kept", artifact.max_versions],
+                      [
+                        "Source",
+                        html`
+                          <code>${artifact.source_url}</code>
+                        `,
+                      ],
+                      [
+                        "UUID",
+                        html`
+                          <${CopyId} value=${artifact.uuid} />
+                        `,
+                      ],
+                    ]}
+                  />
+                <//>
+                <${Panel} title="Versions">
+                  ${
+                    versions.length === 0
+                      ? html`
+                          <${Empty}>No versions yet.<//>
+                        `
+                      : html`
+                          <div class="scroll">
+                            <table>
+                              <thead>
+                                <tr>
+                                  <th>Version</th>
+                                  <th>Size</th>
+                                  <th class="wide">Blob</th>
+                                  <th>References</th>
+                                  <td></td>
+                                </tr>
+                              </thead>
+                              <tbody>
+                                ${versions.map(
+                                  ([index, blob]) => html`
+                                    <tr key=${index}>
+                                      <td>${index}</td>
+                                      <td>${bytes(blob.size)}</td>
+                                      <td class="wide"><code>${blob.uuid}</code></td>
+                                      <td>${blob.reference_count}</td>
+                                      <td class="end">
+                                        <button
+                                          type="button"
+                                          class="icon"
+                                          aria-label=${`Delete version ${index}`}
+                                          onClick=${() =>
+                                            setDeleting({
+                                              title: `Delete version ${index}?`,
+                                              items: [`version ${index} of ${artifact.name}, ${bytes(blob.size)}`],
+                                              run: async () => {
+                                                await del(`${path}/versions/${index}`);
+                                                reload();
+                                              },
+                                            })}
+                                        >
+                                          <${Icon} name="close" />
+                                        </button>
+                                      </td>
+                                    </tr>
+                                  `,
+                                )}
+                              </tbody>
+                            </table>
+                          </div>
+                        `
+                  }
+                <//>
+              </div>
+              <div class="stack third">
+                <${Fetching} artifact=${artifact} />
+                <${Metadata} path=${path} values=${artifact.metadata} reload=${reload} />
+              </div>
+            </div>
+          `
+        : null
+    }
+    ${
+      tab === "events"
+        ? html`
+            <${Timeline} path=${`${path}/events`} type="artifact" uuid=${id} />
+          `
+        : null
+    }
+    ${
+      tab === "operations"
+        ? html`
+            <${OperationTable} path=${`${path}/clusteroperations?all=true`} objects=${[`artifact/${id}`]} />
+          `
+        : null
+    }
+    ${
+      deleting
+        ? html`
+            <${ConfirmDelete}
+              ...${deleting}
+              kept="Data that other artifacts or instances use is kept."
+              close=${() => setDeleting(null)}
+            />
+          `
+        : null
+    }
+  `;
+}

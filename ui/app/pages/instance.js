@@ -1,0 +1,387 @@
+// One instance: state, why, power, disks, interfaces, metadata, events, agent.
+import { html, useState } from "../lib/view.js";
+import { del, get, getBlob, post, seg } from "../lib/api.js";
+import { networks, useCollection, useLive } from "../lib/live.js";
+import { go, link, setQuery } from "../lib/router.js";
+import {
+  Action,
+  ConfirmDelete,
+  CopyId,
+  Empty,
+  Facts,
+  Failure,
+  Heading,
+  InstanceState,
+  Loading,
+  Panel,
+  State,
+  Tabs,
+  Time,
+  toast,
+} from "../lib/parts.js";
+import { Metadata } from "../lib/metadata.js";
+import { Timeline } from "../lib/events.js";
+import { Why } from "../lib/why.js";
+import { Usage } from "../lib/usage.js";
+import { Agent } from "../lib/agent.js";
+import { OperationTable } from "../lib/operation-table.js";
+import { AddInterface } from "../lib/add-interface.js";
+import { bytes, megabytes } from "../lib/format.js";
+
+const TABS = [
+  ["summary", "Summary"],
+  ["agent", "Agent"],
+  ["events", "Events"],
+  ["operations", "Operations"],
+];
+
+function Power({ instance, path }) {
+  const created = instance.state === "created";
+  const power = instance.power_state;
+  const action = (title, verb, when, kind = "") =>
+    created && when
+      ? html`
+          <${Action} key=${verb} class=${kind} run=${() => post(`${path}/${verb}`)}>${title}<//>
+        `
+      : null;
+  return html`
+    ${action("Power on", "poweron", power === "off" || power === "crashed", "primary")}
+    ${action("Reboot", "rebootsoft", power === "on")} ${action("Pause", "pause", power === "on")}
+    ${action("Resume", "unpause", power === "paused", "primary")}
+    ${action("Reset", "reboothard", power === "on" || power === "paused")}
+    ${action("Power off", "poweroff", power === "on" || power === "paused")}
+  `;
+}
+
+function Screenshot({ instance, path }) {
+  const [shot, setShot] = useState(null);
+  const [error, setError] = useState(null);
+  const take = async () => {
+    setError(null);
+    const blob = await getBlob(`/blobs/${seg(await get(`${path}/screenshot`))}/data`);
+    if (shot) URL.revokeObjectURL(shot);
+    setShot(URL.createObjectURL(blob));
+  };
+  if (instance.power_state !== "on") return null;
+  return html`
+    <${Panel}
+      title="Screen"
+      actions=${html`
+        <${Action} run=${take} onError=${setError}>${shot ? "Refresh" : "Take screenshot"}<//>
+      `}
+    >
+      <div class="body shot">
+        <${Failure} error=${error} />
+        ${
+          shot
+            ? html`
+                <img src=${shot} alt=${`Screen of ${instance.name}`} />
+              `
+            : html`
+                <p class="hint">A screenshot shows the screen without opening the console.</p>
+              `
+        }
+      </div>
+    <//>
+  `;
+}
+
+function Disks({ instance, path }) {
+  const snapshot = async () => {
+    await post(`${path}/snapshot`, { all: true });
+    toast("Snapshot started.");
+  };
+  const rows = instance.disks.length ? instance.disks : instance.disk_spec;
+  return html`
+    <${Panel}
+      title="Disks"
+      actions=${
+        instance.state === "created"
+          ? html`
+              <${Action} run=${snapshot}>Snapshot<//>
+            `
+          : null
+      }
+    >
+      <div class="scroll">
+        <table>
+          <thead>
+            <tr>
+              <th>Device</th>
+              <th>Bus</th>
+              <th>Size</th>
+              <th>Image</th>
+            </tr>
+          </thead>
+          <tbody>
+            ${rows.map(
+              (disk, index) => html`
+                <tr key=${index}>
+                  <td><code>${disk.device ?? "–"}</code></td>
+                  <td>${disk.bus}</td>
+                  <td>${disk.size ? bytes(disk.size * 1024 ** 3) : "–"}</td>
+                  <td>
+                    ${
+                      instance.disk_spec[index]?.base ??
+                      html`
+                        <span class="muted">${index < instance.disk_spec.length ? "empty" : "config drive"}</span>
+                      `
+                    }
+                  </td>
+                </tr>
+              `,
+            )}
+          </tbody>
+        </table>
+      </div>
+    <//>
+  `;
+}
+
+function Interfaces({ instance, path }) {
+  const nets = useCollection(networks).records;
+  const [adding, setAdding] = useState(false);
+  const name = (uuid) => nets.find((net) => net.uuid === uuid)?.name ?? uuid;
+  const float = (nic) =>
+    nic.floating
+      ? html`
+          <${Action} run=${() => post(`/interfaces/${nic.uuid}/defloat`)}>Remove floating address<//>
+        `
+      : html`
+          <${Action} run=${() => post(`/interfaces/${nic.uuid}/float`)}>Float<//>
+        `;
+  return html`
+    <${Panel}
+      title="Interfaces"
+      actions=${
+        instance.state === "created"
+          ? html`
+              <button type="button" onClick=${() => setAdding(true)}>Add</button>
+            `
+          : null
+      }
+    >
+      ${
+        instance.interfaces.length === 0
+          ? html`
+              <${Empty}>No interfaces.<//>
+            `
+          : html`
+              <div class="scroll">
+                <table>
+                  <thead>
+                    <tr>
+                      <th>Network</th>
+                      <th>Address</th>
+                      <th>Floating</th>
+                      <th class="wide">MAC</th>
+                      <td></td>
+                    </tr>
+                  </thead>
+                  <tbody>
+                    ${instance.interfaces.map(
+                      (nic) => html`
+                        <tr key=${nic.uuid}>
+                          <td><a href=${link("networks", nic.network_uuid)}>${name(nic.network_uuid)}</a></td>
+                          <td><code>${nic.ipv4 ?? "–"}</code></td>
+                          <td><code>${nic.floating ?? "–"}</code></td>
+                          <td class="wide"><code>${nic.macaddr}</code></td>
+                          <td class="end"><span class="actions">${nic.ipv4 ? float(nic) : null}</span></td>
+                        </tr>
+                      `,
+                    )}
+                  </tbody>
+                </table>
+              </div>
+            `
+      }
+      ${
+        adding
+          ? html`
+              <${AddInterface} path=${path} close=${() => setAdding(false)} />
+            `
+          : null
+      }
+    <//>
+  `;
+}
+
+export default function Instance({ route }) {
+  const id = route.parts[1];
+  const path = `/instances/${seg(id)}`;
+  const [tab, setTab] = useState(route.query.get("tab") ?? "summary");
+  const [deleting, setDeleting] = useState(false);
+  const { value: instance, error, reload } = useLive(() => get(path), [`instance/${id}`], [path]);
+  if (!instance)
+    return error
+      ? html`
+          <${Heading} title="Instance" up=${["Instances", "#/instances"]} />
+          <${Failure} error=${error} retry=${reload} />
+        `
+      : html`
+          <${Loading} />
+        `;
+  const select = (next) => {
+    setTab(next);
+    setQuery({ tab: next === "summary" ? "" : next });
+  };
+  const running = instance.state === "created" && ["on", "paused"].includes(instance.power_state);
+  const gone = instance.state === "deleted" || instance.state === "delete-wait";
+  const remove = async () => {
+    await del(`${path}`);
+    toast(`Deleting ${instance.name}.`);
+    go("/instances");
+  };
+  const doomed = [
+    `the instance ${instance.name} of the namespace ${instance.namespace}`,
+    ...instance.disk_spec.map(
+      (disk, index) =>
+        `disk ${instance.disks[index]?.device ?? index + 1}${disk.size ? `, ${disk.size} GB` : ""}${disk.base ? `, from ${disk.base}` : ""}`,
+    ),
+    ...instance.interfaces.map(
+      (nic) =>
+        `interface ${nic.macaddr}${nic.ipv4 ? ` with address ${nic.ipv4}` : ""}${nic.floating ? ` and floating address ${nic.floating}` : ""}`,
+    ),
+  ];
+  return html`
+    <${Heading}
+      title=${instance.name}
+      up=${["Instances", "#/instances"]}
+      status=${html`
+        <${InstanceState} instance=${instance} />
+      `}
+    >
+      ${
+        running
+          ? html`
+              <a class="button" href=${`${link("instances", id, "console")}?kind=serial`}>Serial console</a>
+              <a class="button" href=${`${link("instances", id, "console")}?kind=vga`}>Screen</a>
+            `
+          : null
+      }
+      <${Power} instance=${instance} path=${path} />
+      ${
+        gone
+          ? null
+          : html`
+              <button type="button" class="danger" onClick=${() => setDeleting(true)}>Delete</button>
+            `
+      }
+    <//>
+    <${Failure} error=${error} retry=${reload} />
+    ${
+      instance.error_message
+        ? html`
+            <div class="failure" role="alert"><p>${instance.error_message}</p></div>
+          `
+        : null
+    }
+    <${Tabs} tabs=${TABS} current=${tab} select=${select} />
+    ${
+      tab === "summary"
+        ? html`
+            <div class="grid">
+              <div class="stack two-thirds">
+                <${Panel} title="Summary">
+                  <${Facts}
+                    rows=${[
+                      ["CPUs", instance.cpus],
+                      ["Memory", megabytes(instance.memory)],
+                      [
+                        "Node",
+                        instance.node
+                          ? html`
+                              <a href=${link("nodes", instance.node)}>${instance.node}</a>
+                            `
+                          : "–",
+                      ],
+                      [
+                        "Namespace",
+                        html`
+                          <a href=${link("namespaces", instance.namespace)}>${instance.namespace}</a>
+                        `,
+                      ],
+                      [
+                        "Power since",
+                        instance.power_state_since
+                          ? html`
+                              <${Time} value=${instance.power_state_since} />
+                            `
+                          : null,
+                      ],
+                      [
+                        "Agent",
+                        instance.agent_state
+                          ? html`
+                              <${State}
+                                value=${instance.agent_state}
+                                tone=${instance.agent_state === "ready" ? "good" : "idle"}
+                              />
+                            `
+                          : null,
+                      ],
+                      [
+                        "Machine",
+                        `${instance.machine_type}${instance.uefi ? ", UEFI" : ""}${instance.secure_boot ? ", secure boot" : ""}`,
+                      ],
+                      ["Display", `${instance.video.model}, ${instance.video.vdi}`],
+                      ["Restart", instance.restart],
+                      [
+                        "UUID",
+                        html`
+                          <${CopyId} value=${instance.uuid} />
+                        `,
+                      ],
+                    ]}
+                  />
+                <//>
+                <${Disks} instance=${instance} path=${path} />
+                <${Interfaces} instance=${instance} path=${path} />
+              </div>
+              <div class="stack third">
+                <${Why} instance=${instance} path=${path} />
+                <${Usage} path=${path} uuid=${instance.uuid} />
+                <${Screenshot} instance=${instance} path=${path} />
+                <${Metadata} path=${path} values=${instance.metadata} reload=${reload} />
+              </div>
+            </div>
+          `
+        : null
+    }
+    ${
+      tab === "agent"
+        ? html`
+            <${Agent} instance=${instance} path=${path} />
+          `
+        : null
+    }
+    ${
+      tab === "events"
+        ? html`
+            <${Timeline} path=${`${path}/events`} type="instance" uuid=${instance.uuid} />
+          `
+        : null
+    }
+    ${
+      tab === "operations"
+        ? html`
+            <${OperationTable} path=${`${path}/clusteroperations?all=true`} objects=${[`instance/${id}`]} />
+          `
+        : null
+    }
+    ${
+      deleting
+        ? html`
+            <${ConfirmDelete}
+              title=${`Delete ${instance.name}?`}
+              items=${doomed}
+              kept="Snapshots are artifacts and are kept."
+              word=${instance.name}
+              run=${remove}
+              close=${() => setDeleting(false)}
+            />
+          `
+        : null
+    }
+  `;
+}

@@ -1,0 +1,333 @@
+// One network: addresses, interfaces, metadata, events.
+import { html, useState } from "../lib/view.js";
+import { del, get, post, seg } from "../lib/api.js";
+import { instances, useCollection, useLive } from "../lib/live.js";
+import { go, link, setQuery } from "../lib/router.js";
+import {
+  Action,
+  ConfirmDelete,
+  CopyId,
+  Dialog,
+  Empty,
+  Facts,
+  Failure,
+  Field,
+  Heading,
+  Loading,
+  Panel,
+  State,
+  Tabs,
+  Time,
+  toast,
+} from "../lib/parts.js";
+import { Metadata } from "../lib/metadata.js";
+import { Timeline } from "../lib/events.js";
+import { OperationTable } from "../lib/operation-table.js";
+import { shortId } from "../lib/format.js";
+
+const TABS = [
+  ["summary", "Summary"],
+  ["events", "Events"],
+  ["operations", "Operations"],
+];
+
+function Reserve({ path, close, done }) {
+  const [address, setAddress] = useState("");
+  const [comment, setComment] = useState("");
+  const [error, setError] = useState(null);
+  const reserve = async () => {
+    await post(`${path}/addresses/${seg(address)}`, { comment: comment || undefined });
+    close();
+    done();
+  };
+  return html`
+    <${Dialog} title="Reserve address" close=${close}>
+      <div class="body">
+        <${Field} label="Address" name="address" error=${error}>
+          <input value=${address} autofocus onInput=${(event) => setAddress(event.target.value)} />
+        <//>
+        <${Field} label="Comment" name="comment" error=${error}>
+          <input value=${comment} onInput=${(event) => setComment(event.target.value)} />
+        <//>
+        ${
+          error?.field === "address"
+            ? null
+            : html`
+                <${Failure} error=${error} />
+              `
+        }
+      </div>
+      <footer>
+        <button type="button" onClick=${close}>Cancel</button>
+        <${Action} class="primary" disabled=${!address} run=${reserve} onError=${setError}>Reserve<//>
+      </footer>
+    <//>
+  `;
+}
+
+function Addresses({ path, id, vms }) {
+  const { value, error, reload } = useLive(
+    () => get(`${path}/addresses`),
+    [`network/${id}`, ...vms.map((vm) => `instance/${vm.uuid}`)],
+    [path],
+  );
+  const [reserving, setReserving] = useState(false);
+  const owner = (address) => {
+    const vm = vms.find((entry) =>
+      entry.interfaces.some((nic) => nic.uuid === address.user_uuid || nic.ipv4 === address.address),
+    );
+    return vm
+      ? html`
+          <a href=${link("instances", vm.uuid)}>${vm.name}</a>
+        `
+      : address.comment || (address.user_uuid ? `${address.user_type ?? ""} ${shortId(address.user_uuid)}` : "");
+  };
+  const end = (address) =>
+    address.type === "manual"
+      ? html`
+          <${Action}
+            run=${async () => {
+              await del(`${path}/addresses/${seg(address.address)}`);
+              reload();
+            }}
+          >
+            Release
+          <//>
+        `
+      : address.type === "routed"
+        ? html`
+            <${Action}
+              run=${async () => {
+                await del(`${path}/route/${seg(address.address)}`);
+                reload();
+              }}
+            >
+              Remove route
+            <//>
+          `
+        : null;
+  return html`
+    <${Panel}
+      title="Addresses"
+      actions=${html`
+        <${Action}
+          run=${async () => {
+            toast(`Routed address ${await post(`${path}/route`)}.`);
+            reload();
+          }}
+        >
+          Route address
+        <//>
+        <button type="button" onClick=${() => setReserving(true)}>Reserve</button>
+      `}
+    >
+      <${Failure} error=${error} retry=${reload} />
+      ${
+        !value
+          ? html`
+              <${Loading} />
+            `
+          : value.length === 0
+            ? html`
+                <${Empty}>No addresses are in use.<//>
+              `
+            : html`
+                <div class="scroll">
+                  <table>
+                    <thead>
+                      <tr>
+                        <th>Address</th>
+                        <th>Type</th>
+                        <th>Used by</th>
+                        <th class="wide">Since</th>
+                        <td></td>
+                      </tr>
+                    </thead>
+                    <tbody>
+                      ${value.map(
+                        (address) => html`
+                          <tr key=${address.address}>
+                            <td><code>${address.address}</code></td>
+                            <td>${address.type}</td>
+                            <td>${owner(address)}</td>
+                            <td class="wide"><${Time} value=${address.when} /></td>
+                            <td class="end"><span class="actions">${end(address)}</span></td>
+                          </tr>
+                        `,
+                      )}
+                    </tbody>
+                  </table>
+                </div>
+              `
+      }
+      ${
+        reserving
+          ? html`
+              <${Reserve} path=${path} close=${() => setReserving(false)} done=${reload} />
+            `
+          : null
+      }
+    <//>
+  `;
+}
+
+export default function Network({ route }) {
+  const id = route.parts[1];
+  const path = `/networks/${seg(id)}`;
+  const [tab, setTab] = useState(route.query.get("tab") ?? "summary");
+  const [deleting, setDeleting] = useState(false);
+  const { value: network, error, reload } = useLive(() => get(path), [`network/${id}`], [path]);
+  const vms = useCollection(instances).records.filter((vm) => vm.interfaces.some((nic) => nic.network_uuid === id));
+  if (!network)
+    return error
+      ? html`
+          <${Heading} title="Network" up=${["Networks", "#/networks"]} />
+          <${Failure} error=${error} retry=${reload} />
+        `
+      : html`
+          <${Loading} />
+        `;
+  const yes = (flag) => (flag ? "yes" : "no");
+  const select = (next) => {
+    setTab(next);
+    setQuery({ tab: next === "summary" ? "" : next });
+  };
+  const gone = ["deleted", "delete-wait"].includes(network.state);
+  const remove = async () => {
+    await del(path);
+    toast(`Deleting ${network.name}.`);
+    go("/networks");
+  };
+  return html`
+    <${Heading}
+      title=${network.name}
+      up=${["Networks", "#/networks"]}
+      status=${html`
+        <${State} value=${network.state} />
+      `}
+    >
+      ${
+        gone || !network.namespace
+          ? null
+          : html`
+              <button type="button" class="danger" onClick=${() => setDeleting(true)}>Delete</button>
+            `
+      }
+    <//>
+    ${
+      network.error_message
+        ? html`
+            <div class="failure" role="alert"><p>${network.error_message}</p></div>
+          `
+        : null
+    }
+    <${Failure} error=${error} retry=${reload} />
+    <${Tabs} tabs=${TABS} current=${tab} select=${select} />
+    ${
+      tab === "summary"
+        ? html`
+            <div class="grid">
+              <div class="stack two-thirds">
+                <${Panel} title="Summary">
+                  <${Facts}
+                    rows=${[
+                      [
+                        "Netblock",
+                        html`
+                          <code>${network.netblock}</code>
+                        `,
+                      ],
+                      ["Namespace", network.namespace ?? "–"],
+                      ["DHCP", yes(network.provide_dhcp)],
+                      ["NAT", yes(network.provide_nat)],
+                      ["DNS", yes(network.provide_dns)],
+                      [
+                        "Gateway",
+                        network.floating_gateway
+                          ? html`
+                              <code>${network.floating_gateway}</code>
+                            `
+                          : null,
+                      ],
+                      ["VXLAN id", network.vxlan_id],
+                      [
+                        "UUID",
+                        html`
+                          <${CopyId} value=${network.uuid} />
+                        `,
+                      ],
+                    ]}
+                  />
+                <//>
+                <${Addresses} path=${path} id=${id} vms=${vms} />
+              </div>
+              <div class="stack third">
+                <${Panel} title="Instances">
+                  ${
+                    vms.length === 0
+                      ? html`
+                          <${Empty}>No instance uses this network.<//>
+                        `
+                      : html`
+                          <ul class="problems">
+                            ${vms.map(
+                              (vm) => html`
+                                <li key=${vm.uuid}>
+                                  <span class="line-one">
+                                    <a href=${link("instances", vm.uuid)}>${vm.name}</a>
+                                    <code>
+                                      ${vm.interfaces
+                                        .filter((nic) => nic.network_uuid === id)
+                                        .map((nic) => nic.ipv4 ?? "–")
+                                        .join(", ")}
+                                    </code>
+                                  </span>
+                                </li>
+                              `,
+                            )}
+                          </ul>
+                        `
+                  }
+                <//>
+                <${Metadata} path=${path} values=${network.metadata} reload=${reload} />
+              </div>
+            </div>
+          `
+        : null
+    }
+    ${
+      tab === "events"
+        ? html`
+            <${Timeline} path=${`${path}/events`} type="network" uuid=${id} />
+          `
+        : null
+    }
+    ${
+      tab === "operations"
+        ? html`
+            <${OperationTable} path=${`${path}/clusteroperations?all=true`} objects=${[`network/${id}`]} />
+          `
+        : null
+    }
+    ${
+      deleting
+        ? html`
+            <${ConfirmDelete}
+              title=${`Delete ${network.name}?`}
+              items=${[`the network ${network.name} with the netblock ${network.netblock}`, "its reserved and routed addresses"]}
+              kept=${
+                vms.length
+                  ? `The API refuses this while instances use the network: ${vms
+                      .slice(0, 5)
+                      .map((vm) => vm.name)
+                      .join(", ")}.`
+                  : null
+              }
+              run=${remove}
+              close=${() => setDeleting(false)}
+            />
+          `
+        : null
+    }
+  `;
+}

@@ -1,0 +1,265 @@
+// Overview: capacity, problems, running operations and recent events.
+import { html, useEffect, useState } from "../lib/view.js";
+import { get } from "../lib/api.js";
+import {
+  MEASUREMENTS,
+  artifacts,
+  instances,
+  networks,
+  nodes,
+  recent,
+  useCollection,
+  useEvents,
+  useLive,
+} from "../lib/live.js";
+import { link } from "../lib/router.js";
+import { Empty, Failure, Heading, Meter, Panel, State, toneOf } from "../lib/parts.js";
+import { EventRow, ObjectLink } from "../lib/events.js";
+import { OperationRow, useRunning } from "../lib/operations.js";
+import { QuotaTable } from "../lib/quotas.js";
+import { bytes, megabytes, number } from "../lib/format.js";
+
+const MAX_EVENTS = 14;
+/** Events of every request, which would hide the others. */
+const ROUTINE = [
+  "token used to authenticate request",
+  "token created from key",
+  "api request received",
+  "api response sent",
+];
+const MAX_PROBLEMS = 12;
+
+/** Returns what needs attention, as `{type, uuid, name, text}`. */
+function problemsOf(nodeList, lists) {
+  const found = [];
+  for (const node of nodeList) {
+    if (node.state !== "created")
+      found.push({ type: "node", uuid: node.name, name: node.name, text: `state ${node.state}` });
+    else if (node.degraded)
+      found.push({ type: "node", uuid: node.name, name: node.name, text: `degraded: ${node.degraded.reason}` });
+  }
+  for (const [type, records] of lists) {
+    for (const record of records) {
+      const state = type === "instance" && record.state === "created" ? record.power_state : record.state;
+      if (toneOf(state) === "bad")
+        found.push({ type, uuid: record.uuid, name: record.name, text: record.error_message || `state ${state}` });
+    }
+  }
+  return found;
+}
+
+function NodeTable({ nodeList, resources }) {
+  const row = (node) => {
+    const own = resources?.per_node?.[node.name];
+    return html`
+      <tr key=${node.name}>
+        <td><a class="row-name" href=${link("nodes", node.name)}>${node.name}</a></td>
+        <td><${State} value=${node.state === "created" ? (node.degraded ? "degraded" : "ready") : node.state} /></td>
+        <td>
+          ${
+            own
+              ? html`
+                  <${Meter}
+                    label=${`CPUs of ${node.name}`}
+                    used=${Math.max(0, own.cpu_max - own.cpu_available)}
+                    total=${own.cpu_max}
+                    text=${`${number(Math.round(own.cpu_available))} free`}
+                  />
+                `
+              : "–"
+          }
+        </td>
+        <td>
+          ${
+            own
+              ? html`
+                  <${Meter}
+                    label=${`Memory of ${node.name}`}
+                    used=${own.ram_max - own.ram_available}
+                    total=${own.ram_max}
+                    text=${`${megabytes(own.ram_available)} free`}
+                  />
+                `
+              : "–"
+          }
+        </td>
+        <td class="wide end">${own ? bytes(own.disk_available) : "–"}</td>
+      </tr>
+    `;
+  };
+  return html`
+    <div class="scroll">
+      <table>
+        <thead>
+          <tr>
+            <th>Node</th>
+            <th>State</th>
+            <th>CPUs</th>
+            <th>Memory</th>
+            <th class="wide end">Free disk</th>
+          </tr>
+        </thead>
+        <tbody>${nodeList.map(row)}</tbody>
+      </table>
+    </div>
+  `;
+}
+
+export default function Overview({ session, admin }) {
+  const vms = useCollection(instances);
+  const nets = useCollection(networks);
+  const images = useCollection(artifacts);
+  const hosts = useCollection(nodes, admin);
+  const [, tick] = useState(0);
+  useEvents(() => tick((n) => n + 1));
+  // Capacity changes with instances and nodes; one read for a burst of events.
+  const [generation, setGeneration] = useState(0);
+  useEffect(() => {
+    const timer = setTimeout(() => setGeneration((n) => n + 1), 300);
+    return () => clearTimeout(timer);
+  }, [vms.records, hosts.records]);
+  const resources = useLive(
+    () => (admin ? get("/admin/resources") : get(`/auth/namespaces/${encodeURIComponent(session.namespace)}/quotas`)),
+    [],
+    [admin],
+  );
+  useEffect(() => {
+    if (generation > 1) resources.reload();
+  }, [generation]);
+  const earlier = useLive(
+    () => (admin ? get(`/auth/namespaces/${encodeURIComponent(session.namespace)}/events?limit=200`) : []),
+    [],
+    [admin],
+  );
+  const running = useRunning();
+
+  const problems = problemsOf(hosts.records, [
+    ["instance", vms.records],
+    ["network", nets.records],
+    ["artifact", images.records],
+  ]);
+  const on = vms.records.filter((vm) => vm.state === "created" && vm.power_state === "on").length;
+  const seen = new Set(recent.map((event) => event.event_uuid));
+  const events = [
+    ...recent.map((event) => [event, event.live]),
+    ...(earlier.value ?? []).filter((event) => !seen.has(event.event_uuid)).map((event) => [event, false]),
+  ]
+    .filter(([event]) => !ROUTINE.includes(event.message) && !MEASUREMENTS.includes(event.event_type))
+    .slice(0, MAX_EVENTS);
+  const stat = (href, name, value, extra) => html`
+    <a href=${href}>
+      <div class="value">
+        ${value}
+        ${
+          extra
+            ? html`
+                <small>${extra}</small>
+              `
+            : null
+        }
+      </div>
+      <div class="name">${name}</div>
+    </a>
+  `;
+  const active = hosts.records.filter((node) => node.state === "created").length;
+  return html`
+    <${Heading} title="Overview"><a class="button primary" href="#/instances/new">Create instance</a><//>
+    <${Failure} error=${vms.error ?? resources.error} />
+    <div class="panel stats">
+      ${stat("#/instances", "Instances running", vms.loaded ? number(on) : "–", vms.loaded ? `of ${number(vms.records.length)}` : "")}
+      ${admin ? stat("#/nodes", "Nodes ready", hosts.loaded ? number(active) : "–", hosts.loaded ? `of ${number(hosts.records.length)}` : "") : null}
+      ${admin && resources.value?.total ? stat("#/nodes", "CPUs free", number(Math.round(resources.value.total.cpu_available))) : null}
+      ${admin && resources.value?.total ? stat("#/nodes", "Memory free", megabytes(resources.value.total.ram_available)) : null}
+      ${stat("#/networks", "Networks", nets.loaded ? number(nets.records.length) : "–")}
+      ${stat("#/artifacts", "Artifacts", images.loaded ? number(images.records.length) : "–")}
+    </div>
+    <div class="grid">
+      <div class="stack two-thirds">
+        ${
+          admin
+            ? html`
+                <${Panel} title="Nodes"><${NodeTable} nodeList=${hosts.records} resources=${resources.value} /><//>
+              `
+            : html`
+                <${Panel} title="Quotas">
+                  <${QuotaTable} quotas=${Array.isArray(resources.value) ? resources.value : []} />
+                <//>
+              `
+        }
+        <${Panel}
+          title="Recent events"
+          actions=${html`
+            <a href="#/events">All events</a>
+          `}
+        >
+          ${
+            events.length
+              ? html`
+                  <ul class="events">
+                    ${events.map(
+                      ([event, fresh]) => html`
+                        <${EventRow} key=${event.event_uuid} event=${event} objects fresh=${fresh} />
+                      `,
+                    )}
+                  </ul>
+                `
+              : html`
+                  <${Empty}>No events yet.<//>
+                `
+          }
+        <//>
+      </div>
+      <div class="stack third">
+        <${Panel} title="Problems">
+          ${
+            problems.length === 0
+              ? html`
+                  <${Empty}>${vms.loaded ? "Nothing needs attention." : "Loading…"}<//>
+                `
+              : html`
+                  <ul class="problems">
+                    ${problems.slice(0, MAX_PROBLEMS).map(
+                      (problem) => html`
+                        <li key=${problem.type + problem.uuid}>
+                          <${ObjectLink} ...${problem} />
+                          <span class="bad-text">${problem.text}</span>
+                        </li>
+                      `,
+                    )}
+                  </ul>
+                `
+          }
+          ${
+            problems.length > MAX_PROBLEMS
+              ? html`
+                  <p class="empty">and ${problems.length - MAX_PROBLEMS} more</p>
+                `
+              : null
+          }
+        <//>
+        <${Panel}
+          title="Running operations"
+          actions=${html`
+            <a href="#/operations">All operations</a>
+          `}
+        >
+          ${
+            running.length === 0
+              ? html`
+                  <${Empty}>No operation is running.<//>
+                `
+              : html`
+                  <ul class="problems">
+                    ${running.map(
+                      (entry) => html`
+                        <${OperationRow} key=${entry.operation.uuid} ...${entry} />
+                      `,
+                    )}
+                  </ul>
+                `
+          }
+        <//>
+      </div>
+    </div>
+  `;
+}
