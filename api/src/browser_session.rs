@@ -3,6 +3,7 @@
 use axum::extract::FromRequestParts;
 use axum::http::header::{COOKIE, HOST, ORIGIN, SET_COOKIE};
 use axum::http::request::Parts;
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use muster_types::key::Secret;
@@ -44,7 +45,7 @@ fn is_own_origin(request: &Parts) -> Option<bool> {
         Some(host.to_ascii_lowercase())
     };
     let host = request.headers.get(HOST).and_then(|host| host.to_str().ok());
-    let host = host.or_else(|| request.uri.authority().map(|authority| authority.as_str()));
+    let host = host.or_else(|| request.uri.authority().map(Authority::as_str));
     Some(authority(origin).is_some_and(|origin| host.is_some_and(|host| host.eq_ignore_ascii_case(&origin))))
 }
 

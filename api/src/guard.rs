@@ -128,10 +128,11 @@ async fn run(app: &App, request: Request, next: Next) -> Response {
         return ApiError(error).into_response();
     }
     let Some(change) = change else { return next.run(request).await };
-    let response = tokio::spawn(run_change(async move {
+    let change = run_change(move || deadline.require_waiting(), async move {
         let _change = change;
         next.run(request).await
-    }));
+    });
+    let response = tokio::spawn(change);
     response.await.unwrap_or_else(|_| panicked())
 }
 

@@ -67,7 +67,7 @@ pub(crate) use row::columns;
 pub use row::{Columns, FromRow, Read, Row, Select};
 pub use store::{Snapshot, Store, Unfenced};
 pub use time::database_time;
-pub use transaction::{Retry, Tx, run_change};
+pub use transaction::{Retry, Tx, beside_change, run_change};
 pub(crate) use union::{Union, UnionRows};
 pub use value::{FromValue, Json, Value};
 pub(crate) use value::{placeholders, to_json};

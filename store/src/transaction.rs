@@ -21,20 +21,46 @@ pub(crate) enum TxEngine {
     MariaDb(mariadb::MariaDbTx),
 }
 
-tokio::task_local! {
-    /// Whether a transaction of the change was committed.
-    static HAS_COMMITTED: Cell<bool>;
+/// Returns an error if the caller of a change does not wait for it any longer.
+type RequireWaiting = Box<dyn Fn() -> Result<(), Error> + Send>;
+
+/// A change that a caller requested.
+struct Change {
+    /// Whether a transaction of it was committed.
+    has_committed: Cell<bool>,
+    require_waiting: RequireWaiting,
 }
 
-/// Runs a change that a caller requested. If the database fails after a transaction of it was committed, for example while the
-/// response is read, the error says that it is unknown whether the change was made.
-pub async fn run_change<T>(change: impl Future<Output = T>) -> T {
-    HAS_COMMITTED.scope(Cell::new(false), change).await
+tokio::task_local! {
+    static CHANGE: Change;
+}
+
+/// Runs a change that a caller requested. Its first transaction is committed only if the caller still waits, according to
+/// `require_waiting`: the daemon may have been frozen since the request began. If the database fails after a transaction was
+/// committed, for example while the response is read, the error says that it is unknown whether the change was made.
+pub async fn run_change<T>(
+    require_waiting: impl Fn() -> Result<(), Error> + Send + 'static,
+    change: impl Future<Output = T>,
+) -> T {
+    let state = Change { has_committed: Cell::new(false), require_waiting: Box::new(require_waiting) };
+    CHANGE.scope(state, change).await
+}
+
+/// Runs transactions that are no part of the change that the caller requested, such as the count of its attempts.
+pub async fn beside_change<T>(transactions: impl Future<Output = T>) -> T {
+    run_change(|| Ok(()), transactions).await
 }
 
 /// Whether the current task runs a change of which a transaction was committed.
 pub(crate) fn has_committed() -> bool {
-    HAS_COMMITTED.try_with(Cell::get).unwrap_or(false)
+    CHANGE.try_with(|change| change.has_committed.get()).unwrap_or(false)
+}
+
+/// Rejects the first transaction of a change whose caller has given up.
+fn require_waiting() -> Result<(), Error> {
+    let waiting = CHANGE
+        .try_with(|change| if change.has_committed.get() { Ok(()) } else { (change.require_waiting)() });
+    waiting.unwrap_or(Ok(()))
 }
 
 /// A transaction, which is rolled back if it is dropped before it is finished.
@@ -101,6 +127,11 @@ impl Tx {
         {
             outcome = Err(error.into());
         }
+        // Immediately before the commit, after all statements.
+        let outcome = match outcome {
+            Ok(value) => require_waiting().map(|()| value).map_err(TxError::Rejected),
+            failed => failed,
+        };
         let failure = match outcome {
             Ok(value) => {
                 let committed = match self.engine {
@@ -109,7 +140,7 @@ impl Tx {
                 };
                 match committed {
                     Ok(()) => {
-                        let _ = HAS_COMMITTED.try_with(|has_committed| has_committed.set(true));
+                        let _ = CHANGE.try_with(|change| change.has_committed.set(true));
                         return Some(Ok(value));
                     }
                     Err(error) => error,

@@ -212,7 +212,7 @@ async fn every_route_returns_expected_status_per_caller() {
             .replace("{algorithm}", "sha512")
             .replace("{hash}", "00")
             .replace("{*path}", "alpha/lab")
-            .replace("{*file}", "vendor/preact/preact.mjs")
+            .replace("{*file}", "main.js")
             .replace("{file}", "swagger-ui.css");
         let mut actual = [0; 7];
         for (index, token) in fixture.tokens.iter().enumerate() {

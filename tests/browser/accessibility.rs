@@ -32,7 +32,7 @@ fn pages_have_no_serious_accessibility_problems() {
     let instance_page = format!("#/instances/{instance}");
     let mut page = browser.open(&server.daemon.url, DESKTOP);
     // The policy of the page must not limit the checker.
-    page.call("Page.setBypassCSP", json!({ "enabled": true }));
+    page.call("Page.setBypassCSP", &json!({ "enabled": true }));
     page.load(&server.login_path());
     page.wait_for("document.querySelector('h1')?.textContent === 'Overview'");
     let shown = (instance_page.as_str(), "document.querySelector('.history li')");

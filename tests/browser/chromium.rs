@@ -69,7 +69,7 @@ impl Browser {
     }
 
     /// Sends a command and returns its result.
-    fn call(&mut self, session: Option<&str>, method: &str, parameters: Value) -> Value {
+    fn call(&mut self, session: Option<&str>, method: &str, parameters: &Value) -> Value {
         self.next_id += 1;
         let mut message = json!({ "id": self.next_id, "method": method, "params": parameters });
         if let Some(session) = session {
@@ -100,21 +100,21 @@ impl Browser {
 
     /// Opens an empty page of its own browser context, with a size in pixels.
     pub(crate) fn open(&mut self, server: &str, (width, height): (u32, u32)) -> Page<'_> {
-        let context = self.call(None, "Target.createBrowserContext", json!({}));
+        let context = self.call(None, "Target.createBrowserContext", &json!({}));
         let context = &context["browserContextId"];
         let target = json!({ "url": "about:blank", "browserContextId": context });
-        let target = self.call(None, "Target.createTarget", target);
+        let target = self.call(None, "Target.createTarget", &target);
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let session =
-            self.call(None, "Target.attachToTarget", attach)["sessionId"].as_str().unwrap().to_owned();
+            self.call(None, "Target.attachToTarget", &attach)["sessionId"].as_str().unwrap().to_owned();
         let mut page = Page { browser: self, session, server: server.to_owned() };
         for domain in ["Page", "Runtime", "Network", "Log"] {
-            page.call(&format!("{domain}.enable"), json!({}));
+            page.call(&format!("{domain}.enable"), &json!({}));
         }
-        page.call("Page.addScriptToEvaluateOnNewDocument", json!({ "source": HELPERS }));
+        page.call("Page.addScriptToEvaluateOnNewDocument", &json!({ "source": HELPERS }));
         let phone = width < 600;
         let metrics = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone });
-        page.call("Emulation.setDeviceMetricsOverride", metrics);
+        page.call("Emulation.setDeviceMetricsOverride", &metrics);
         page
     }
 }
@@ -134,7 +134,7 @@ pub(crate) struct Page<'a> {
 }
 
 impl Page<'_> {
-    pub(crate) fn call(&mut self, method: &str, parameters: Value) -> Value {
+    pub(crate) fn call(&mut self, method: &str, parameters: &Value) -> Value {
         let session = self.session.clone();
         self.browser.call(Some(&session), method, parameters)
     }
@@ -142,14 +142,14 @@ impl Page<'_> {
     /// Loads a path of the server.
     pub(crate) fn load(&mut self, path: &str) {
         let url = format!("{}{path}", self.server);
-        self.call("Page.navigate", json!({ "url": url }));
+        self.call("Page.navigate", &json!({ "url": url }));
     }
 
     /// Evaluates an expression and returns its value.
     pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
         let parameters = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true,
             "allowUnsafeEvalBlockedByCSP": false });
-        let result = self.call("Runtime.evaluate", parameters);
+        let result = self.call("Runtime.evaluate", &parameters);
         assert!(result["exceptionDetails"].is_null(), "{expression}: {}", result["exceptionDetails"]);
         result["result"]["value"].clone()
     }
@@ -187,7 +187,7 @@ impl Page<'_> {
 
     /// Types text at the focus.
     pub(crate) fn type_text(&mut self, text: &str) {
-        self.call("Input.insertText", json!({ "text": text }));
+        self.call("Input.insertText", &json!({ "text": text }));
     }
 
     /// Presses a key at the focus.
@@ -197,20 +197,20 @@ impl Page<'_> {
             let kind = if text.is_empty() { kind } else { "keyDown" };
             let event = json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code,
                 "modifiers": modifiers, "text": text });
-            self.call("Input.dispatchKeyEvent", event);
+            self.call("Input.dispatchKeyEvent", &event);
         }
     }
 
     /// Selects the color scheme that the page sees as the preference of the system.
     pub(crate) fn prefer(&mut self, scheme: &str) {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
-        self.call("Emulation.setEmulatedMedia", json!({ "features": features }));
+        self.call("Emulation.setEmulatedMedia", &json!({ "features": features }));
     }
 
     /// Writes a screenshot to `target/screenshots`.
     pub(crate) fn screenshot(&mut self, name: &str) {
         self.evaluate("testHelpers.settle()");
-        let image = self.call("Page.captureScreenshot", json!({ "format": "png" }));
+        let image = self.call("Page.captureScreenshot", &json!({ "format": "png" }));
         let bytes = STANDARD.decode(image["data"].as_str().unwrap()).unwrap();
         let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/screenshots"));
         std::fs::create_dir_all(&folder).unwrap();

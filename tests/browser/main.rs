@@ -37,17 +37,6 @@ impl Server {
         Self { daemon, token, runtime, _directory: directory }
     }
 
-    /// Like [`start`](Self::start), or `None` if the daemon has no event stream.
-    fn start_with_stream() -> Option<Self> {
-        let server = Self::start();
-        let document = server.call(Method::GET, "/openapi.json", None);
-        if document["paths"]["/events/stream"].is_null() {
-            muster_testing::skipped("the event stream of the API");
-            return None;
-        }
-        Some(server)
-    }
-
     /// Calls the API as another client; it must succeed.
     fn call(&self, method: Method, path: &str, body: Option<Value>) -> Value {
         let (status, answer) = self.runtime.block_on(self.daemon.call(&self.token, method, path, body));

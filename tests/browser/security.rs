@@ -17,7 +17,7 @@ fn keeps_secrets_out_of_scripts_urls_and_storage() {
     assert_eq!(page.evaluate("document.cookie"), json!(""), "scripts cannot read the session");
     let stored = page.evaluate("JSON.stringify([{ ...localStorage }, { ...sessionStorage }])");
     assert_eq!(stored, json!("[{},{}]"));
-    let cookies = page.call("Network.getCookies", json!({}));
+    let cookies = page.call("Network.getCookies", &json!({}));
     let session =
         cookies["cookies"].as_array().unwrap().iter().find(|one| one["name"] == "muster_session").unwrap();
     assert_eq!((&session["httpOnly"], &session["sameSite"]), (&json!(true), &json!("Strict")));

@@ -34,7 +34,7 @@ fn upload_image(server: &Server, name: &str) {
 #[test]
 fn logs_in_by_ticket_and_creates_a_network_and_an_instance() {
     let Some(mut browser) = Browser::start() else { return };
-    let Some(server) = Server::start_with_stream() else { return };
+    let server = Server::start();
     upload_image(&server, "debian-12");
     let mut page = browser.open(&server.daemon.url, DESKTOP);
     page.prefer("light");
@@ -96,7 +96,7 @@ fn logs_in_by_ticket_and_creates_a_network_and_an_instance() {
 #[test]
 fn shows_changes_made_elsewhere_within_a_second_as_text() {
     let Some(mut browser) = Browser::start() else { return };
-    let Some(server) = Server::start_with_stream() else { return };
+    let server = Server::start();
     let mut page = browser.open(&server.daemon.url, DESKTOP);
     page.load(&server.login_path());
     page.wait_for("document.querySelector('.live.live')");
@@ -164,7 +164,7 @@ fn shows_other_users_only_their_namespace() {
 #[test]
 fn produces_screenshots_of_a_busy_cluster() {
     let Some(mut browser) = Browser::start() else { return };
-    let Some(server) = Server::start_with_stream() else { return };
+    let server = Server::start();
     for image in ["debian-12", "ubuntu-24.04"] {
         upload_image(&server, image);
     }

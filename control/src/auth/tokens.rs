@@ -123,7 +123,7 @@ impl AccessTokens {
     #[must_use]
     pub fn create_session(&self, now: u64, end: u64, subject: TokenSubject<'_>) -> String {
         // The next request may go to another daemon, whose clock may be behind.
-        self.sign((now.saturating_sub(MAX_CLOCK_SKEW), end), subject, None, true)
+        self.sign((now.saturating_sub(SERVICE_TOKEN_LEEWAY), end), subject, None, true)
     }
 
     /// Creates a token for a service key that is valid for `lifetime` seconds. It acts for `caller` if there is one.

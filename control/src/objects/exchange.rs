@@ -28,7 +28,9 @@ use crate::objects::quota;
 use muster_store::issuers::IssuerRow;
 use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
 use muster_store::rules::{FoundRule, RuleRow};
-use muster_store::{StoreError, Tx, TxError, exchanges, issuers, keys, namespaces, rules, transaction};
+use muster_store::{
+    StoreError, Tx, TxError, beside_change, exchanges, issuers, keys, namespaces, rules, transaction,
+};
 
 /// The number of random characters at the end of a key's name.
 const NAME_SUFFIX_CHARS: usize = 8;
@@ -99,7 +101,10 @@ async fn count_attempt(app: &App, source: &str) -> Result<()> {
     if exchanges::attempts(&*app.store, source, minute).await? > limit {
         return Err(too_many());
     }
-    let attempts = transaction!(app.store, |tx| { Ok(exchanges::count_attempt(tx, source, minute).await?) })?;
+    let attempts = beside_change(async {
+        transaction!(app.store, |tx| { Ok(exchanges::count_attempt(tx, source, minute).await?) })
+    });
+    let attempts = attempts.await?;
     if attempts <= limit {
         return Ok(());
     }

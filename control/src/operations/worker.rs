@@ -396,6 +396,8 @@ async fn renew_lease(app: &App, row: &OperationRow) {
         tokio::time::sleep(Duration::from_secs_f64(lease_seconds(app) / 3.0)).await;
         match operations::renew(&app.store, row, lease_seconds(app)).await {
             Ok(true) => {}
+            // The attempt is about to return.
+            Ok(false) if is_settled(app, row).await => std::future::pending().await,
             Ok(false) => {
                 tracing::warn!(operation = %row.id, "lost the lease of an operation");
                 return;
@@ -406,6 +408,13 @@ async fn renew_lease(app: &App, row: &OperationRow) {
             }
         }
     }
+}
+
+/// Returns whether the attempt itself has ended its lease by recording its outcome.
+async fn is_settled(app: &App, row: &OperationRow) -> bool {
+    use OperationState as S;
+    let current = operations::get(&*app.store, row.id).await;
+    matches!(current, Ok(Some(current)) if matches!(current.state, S::Complete | S::Error | S::Queued))
 }
 
 /// Requeues an operation that waits for something, without counting an attempt.

@@ -155,6 +155,8 @@ struct Competitor {
     vacant_since: Option<Instant>,
     /// The number of consecutive failures to open the gate.
     open_failures: u32,
+    /// Why the gate was not opened at the last attempt.
+    gate_problem: Option<String>,
     retry_at: Option<Instant>,
 }
 
@@ -173,6 +175,7 @@ impl Competitor {
             is_handover: false,
             vacant_since: None,
             open_failures: 0,
+            gate_problem: None,
             retry_at: None,
         }
     }
@@ -232,9 +235,8 @@ impl Competitor {
         let owns_lease = view.lease(NETWORK_NODE_LEASE).is_some_and(|lease| lease.owner == self.owner.id);
         if is_sole && owns_lease && self.owned == Some(Ownership::Sole) && self.is_announced {
             // The lease does not expire, so it is not renewed.
-            if let Err(error) = self.node.set_router_gate(RouterGate::Open).await {
-                tracing::debug!(%error, "failed to open the gate of the routers");
-            }
+            let opened = self.node.set_router_gate(RouterGate::Open).await;
+            self.report_gate(opened);
             return Ok(times.length / 4);
         }
         let is_able = is_able(own) && has_correct_clock(app) && !self.is_leaving(&view);
@@ -298,10 +300,9 @@ impl Competitor {
             (times.gate_from(renewed_at), Ownership::Until(renewed_at + times.gate))
         };
         self.is_closed = false;
-        if let Err(error) = self.node.set_router_gate(gate).await
-            && !is_sole
-        {
-            tracing::warn!(node = %self.owner.node, %error, "failed to open the gate of the routers");
+        let opened = self.node.set_router_gate(gate).await;
+        // The only candidate keeps the role: no other node can do better.
+        if !self.report_gate(opened) && !is_sole {
             self.open_failures += 1;
             if self.open_failures < MAX_OPEN_FAILURES {
                 return Ok(times.poll);
@@ -378,17 +379,36 @@ impl Competitor {
         leases::release(&app.store, HANDOVER_LEASE, &self.owner).await
     }
 
-    /// Closes the gate of a node that no longer owns the lease.
+    /// Closes the gate of a node that no longer owns the lease. If that fails, waits until it has closed by itself, because the
+    /// lease is released next.
     async fn lose(&mut self, app: &App, reason: &str) {
         app.leases.forget(NETWORK_NODE_LEASE, &self.owner);
-        self.owned = None;
+        let owned = self.owned.take();
         self.changed_at = Instant::now();
         self.is_closed = false;
         if let Err(error) = self.close().await {
             tracing::warn!(node = %self.owner.node, %error, "failed to close the gate of the routers");
+            if let Some(Ownership::Until(close_at)) = owned {
+                tokio::time::sleep_until(close_at.into()).await;
+            }
         }
         tracing::info!(node = %self.owner.node, reason, "this node lost the role of the active network node");
         self.record(app, "node lost the role of the active network node", Some(reason));
+    }
+
+    /// Logs why the gate was not opened, if the reason is new. Returns whether it was opened.
+    fn report_gate(&mut self, opened: Result<()>) -> bool {
+        let problem = opened.err().map(|error| error.to_string());
+        if problem != self.gate_problem {
+            match &problem {
+                Some(problem) => {
+                    tracing::warn!(node = %self.owner.node, problem, "failed to open the gate of the routers");
+                }
+                None => tracing::info!(node = %self.owner.node, "the gate of the routers is open again"),
+            }
+            self.gate_problem = problem;
+        }
+        self.gate_problem.is_none()
     }
 
     async fn close(&mut self) -> Result<()> {

@@ -249,14 +249,14 @@ async fn says_that_the_outcome_is_unknown_if_the_database_fails_after_a_commit()
     let Some(mut server) = MariaDb::start() else { return skipped("mariadb-server") };
     assert!(server.run("CREATE DATABASE muster"));
     let store = Store::open(&server.url("muster")).await.unwrap();
-    let response = run_change(async {
+    let response = run_change(|| Ok(()), async {
         transaction!(store, |tx| { Ok(cluster_values::set(tx, "committed", "x").await?) })?;
         server.kill();
         Ok::<_, muster_types::Error>(cluster_values::get(&store, "committed").await?)
     });
     let text = response.await.unwrap_err().to_string();
     assert!(text.contains("it is unknown whether the change was made"), "{text}");
-    let rejected = run_change(async { cluster_values::get(&store, "committed").await });
+    let rejected = run_change(|| Ok(()), async { cluster_values::get(&store, "committed").await });
     let text = muster_types::Error::from(rejected.await.unwrap_err()).to_string();
     assert!(text.ends_with("please retry") && !text.contains("unknown"), "{text}");
 }

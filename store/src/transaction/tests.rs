@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use muster_types::Error;
 
@@ -20,6 +21,27 @@ on_both_engines! {
         transaction!(store, |tx| { Ok(namespaces::insert(tx, "kept").await?) }).unwrap();
         assert!(namespaces::get(&*store, "dropped").await.unwrap().is_none());
         assert!(namespaces::get(&*store, "kept").await.unwrap().is_some());
+    }
+
+    async fn commits_the_first_transaction_of_a_change_only_if_its_caller_waits(store: Arc<Store>) {
+        let insert = async |name: &str| {
+            transaction!(store, |tx| { Ok(namespaces::insert(tx, name).await?) })
+        };
+        let gave_up = || Err(Error::Unavailable("gave up".into()));
+        let refused = run_change(gave_up, insert("late")).await;
+        assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+        assert!(namespaces::get(&*store, "late").await.unwrap().is_none());
+        // Something was committed, so the rest of the change is, too.
+        let waits = Arc::new(AtomicBool::new(true));
+        let waiting = Arc::clone(&waits);
+        let require = move || if waiting.load(Ordering::Relaxed) { Ok(()) } else { gave_up() };
+        run_change(require, async {
+            insert("first").await.unwrap();
+            waits.store(false, Ordering::Relaxed);
+            insert("second").await.unwrap();
+        })
+        .await;
+        assert!(namespaces::get(&*store, "second").await.unwrap().is_some());
     }
 
     async fn concurrent_transactions_lose_no_updates(store: Arc<Store>) {

@@ -259,7 +259,13 @@ pub(crate) async fn remove_stale(app: &App, node: &Arc<dyn NodeApi>) -> Result<N
         if required_action(row.as_ref(), id, &vm) == VmAction::Keep || !enforce(app, node, vm.id).await? {
             let is_own = row.as_ref().filter(|row| row.node == Some(id));
             if is_own.is_some_and(|row| policy(app, &row.spec) != vm.fencing) {
-                apply_policy(app, node, vm.id).await?;
+                match apply_policy(app, node, vm.id).await {
+                    // Before its first check-in the node has no lease. Its next report starts the watchdog.
+                    Err(Error::Unavailable(reason)) => {
+                        tracing::info!(instance = %vm.id, reason, "the VM has no watchdog yet");
+                    }
+                    applied => applied?,
+                }
             }
             vms.found.push((vm, row));
         }
