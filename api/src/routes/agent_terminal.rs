@@ -95,7 +95,8 @@ pub(crate) async fn open(
     Ok(upgrade.accept(async move |stream| session.end(serve(stream, guest).await)))
 }
 
-/// Relays data between a client and a guest until one of them ends. Returns the exit code, or the reason if there is none.
+/// Relays data between a client and a guest until one of them ends. Returns the exit code, or the reason why the
+/// command has none.
 async fn serve(stream: UpgradedStream, guest: GuestTerminal) -> Result<i32, String> {
     let (reader, mut writer) = tokio::io::split(stream);
     let result = tokio::select! {

@@ -124,7 +124,7 @@ async fn relay<S: AsyncRead + AsyncWrite>(
     }
 }
 
-/// Waits for input. Never returns if there is none or if it has ended.
+/// Waits for input. Does not return without an input, or after its end.
 async fn next_input(input: &mut Option<mpsc::Receiver<Vec<u8>>>) -> Vec<u8> {
     if let Some(receiver) = input {
         if let Some(typed) = receiver.recv().await {

@@ -91,7 +91,7 @@ impl StreamFilter {
 }
 
 /// Returns the scope that reading an object of a type needs, and whether only administrators may read its events. `None` if
-/// nobody reads them through the API.
+/// the API does not return them.
 fn required_scope(object_type: ObjectType) -> Option<(&'static str, bool)> {
     Some(match object_type {
         ObjectType::ApiRequest => return None,
@@ -366,7 +366,10 @@ mod tests {
         let instance = message(ObjectType::Instance, Some("red"), None);
         assert!(filter("red", None).allows(&instance) && filter("system", None).allows(&instance));
         assert!(!filter("blue", None).allows(&instance));
-        assert!(!filter("red", None).allows(&message(ObjectType::Instance, None, Some("red"))), "of nobody");
+        assert!(
+            !filter("red", None).allows(&message(ObjectType::Instance, None, Some("red"))),
+            "without an owner"
+        );
         assert!(filter("red", Some(&["instance.*"])).allows(&instance));
         assert!(!filter("red", Some(&["network.*"])).allows(&instance));
         for administrative in [ObjectType::Namespace, ObjectType::NamespaceKey, ObjectType::Node] {

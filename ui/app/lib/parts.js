@@ -75,6 +75,16 @@ export function Failure({ error, retry }) {
 export const Loading = () => html`
   <p class="loading" role="status">Loading…</p>
 `;
+/** A page whose object is not known yet: it is loading, or it cannot be read. */
+export const Unloaded = ({ title, up, error, retry }) =>
+  error
+    ? html`
+        <${Heading} title=${title} up=${up} />
+        <${Failure} error=${error} retry=${retry} />
+      `
+    : html`
+        <${Loading} />
+      `;
 export const Empty = ({ children }) => html`
   <p class="empty">${children}</p>
 `;

@@ -30,6 +30,16 @@ export function setQuery(values) {
   history.replaceState(null, "", `#/${path}${text ? `?${text}` : ""}`);
 }
 
+/** A state that is also in the query of the address, unless it has its default value. */
+export function useQueryState(route, name, initial) {
+  const [value, setValue] = useState(route.query.get(name) ?? initial);
+  const change = (next) => {
+    setValue(next);
+    setQuery({ [name]: next === initial ? "" : next });
+  };
+  return [value, change];
+}
+
 export function useRoute() {
   const [route, setRoute] = useState(parse);
   useEffect(() => {

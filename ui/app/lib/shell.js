@@ -166,7 +166,7 @@ export function Shell({ session, signedOut }) {
         ${
           id === null
             ? html`
-                <p class="empty">There is no such page.</p>
+                <p class="empty">Page not found.</p>
               `
             : error
               ? html`

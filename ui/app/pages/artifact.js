@@ -2,7 +2,7 @@
 import { html, useState } from "../lib/view.js";
 import { del, get, post, seg } from "../lib/api.js";
 import { useLive } from "../lib/live.js";
-import { go, link, setQuery } from "../lib/router.js";
+import { go, link, useQueryState } from "../lib/router.js";
 import {
   Action,
   ConfirmDelete,
@@ -11,13 +11,13 @@ import {
   Facts,
   Failure,
   Heading,
-  Loading,
   Panel,
   Progress,
   State,
   Tabs,
   toast,
   Icon,
+  Unloaded,
 } from "../lib/parts.js";
 import { Metadata } from "../lib/metadata.js";
 import { Timeline } from "../lib/events.js";
@@ -67,23 +67,14 @@ function Fetching({ artifact }) {
 export default function Artifact({ route, admin }) {
   const id = route.parts[1];
   const path = `/artifacts/${seg(id)}`;
-  const [tab, setTab] = useState(route.query.get("tab") ?? "summary");
+  const [tab, select] = useQueryState(route, "tab", "summary");
   const [deleting, setDeleting] = useState(null);
   const { value: artifact, error, reload } = useLive(() => get(path), [`artifact/${id}`], [path]);
   if (!artifact)
-    return error
-      ? html`
-          <${Heading} title="Artifact" up=${["Artifacts", "#/artifacts"]} />
-          <${Failure} error=${error} retry=${reload} />
-        `
-      : html`
-          <${Loading} />
-        `;
+    return html`
+      <${Unloaded} title="Artifact" up=${["Artifacts", "#/artifacts"]} error=${error} retry=${reload} />
+    `;
   const versions = Object.entries(artifact.blobs ?? {});
-  const select = (next) => {
-    setTab(next);
-    setQuery({ tab: next === "summary" ? "" : next });
-  };
   const share = async () => {
     await post(`${path}/${artifact.shared ? "unshare" : "share"}`);
     reload();

@@ -275,9 +275,9 @@ export default function CreateInstance({ session, admin }) {
                 `
               : html`
                   <span class="hint">
-                    There is no network yet.
-                    <a href="#/networks?create=1">Create one</a>
-                    first, or create the instance without one.
+                    No networks yet.
+                    <a href="#/networks?create=1">Create a network</a>
+                    first, or create the instance without a network.
                   </span>
                 `
           }

@@ -2,7 +2,7 @@
 import { html, useState } from "../lib/view.js";
 import { del, get, getBlob, post, seg } from "../lib/api.js";
 import { networks, useCollection, useLive } from "../lib/live.js";
-import { go, link, setQuery } from "../lib/router.js";
+import { go, link, useQueryState } from "../lib/router.js";
 import {
   Action,
   ConfirmDelete,
@@ -12,12 +12,12 @@ import {
   Failure,
   Heading,
   InstanceState,
-  Loading,
   Panel,
   State,
   Tabs,
   Time,
   toast,
+  Unloaded,
 } from "../lib/parts.js";
 import { Metadata } from "../lib/metadata.js";
 import { Timeline } from "../lib/events.js";
@@ -209,22 +209,13 @@ function Interfaces({ instance, path }) {
 export default function Instance({ route }) {
   const id = route.parts[1];
   const path = `/instances/${seg(id)}`;
-  const [tab, setTab] = useState(route.query.get("tab") ?? "summary");
+  const [tab, select] = useQueryState(route, "tab", "summary");
   const [deleting, setDeleting] = useState(false);
   const { value: instance, error, reload } = useLive(() => get(path), [`instance/${id}`], [path]);
   if (!instance)
-    return error
-      ? html`
-          <${Heading} title="Instance" up=${["Instances", "#/instances"]} />
-          <${Failure} error=${error} retry=${reload} />
-        `
-      : html`
-          <${Loading} />
-        `;
-  const select = (next) => {
-    setTab(next);
-    setQuery({ tab: next === "summary" ? "" : next });
-  };
+    return html`
+      <${Unloaded} title="Instance" up=${["Instances", "#/instances"]} error=${error} retry=${reload} />
+    `;
   const running = instance.state === "created" && ["on", "paused"].includes(instance.power_state);
   const gone = instance.state === "deleted" || instance.state === "delete-wait";
   const remove = async () => {

@@ -12,10 +12,10 @@ import {
   Failure,
   Field,
   Heading,
-  Loading,
   Panel,
   State,
   Icon,
+  Unloaded,
 } from "../lib/parts.js";
 import { Metadata } from "../lib/metadata.js";
 import { Timeline } from "../lib/events.js";
@@ -180,14 +180,9 @@ export default function Namespace({ route, admin }) {
   const quotas = useLive(() => get(`${path}/quotas`), objects, [path]);
   const [dialog, setDialog] = useState(null);
   if (!namespace)
-    return error
-      ? html`
-          <${Heading} title="Namespace" up=${["Namespaces", "#/namespaces"]} />
-          <${Failure} error=${error} retry=${reload} />
-        `
-      : html`
-          <${Loading} />
-        `;
+    return html`
+      <${Unloaded} title="Namespace" up=${["Namespaces", "#/namespaces"]} error=${error} retry=${reload} />
+    `;
   const close = () => setDialog(null);
   const ask = (values) =>
     setDialog(html`

@@ -2,7 +2,7 @@
 import { html, useState } from "../lib/view.js";
 import { del, get, post, seg } from "../lib/api.js";
 import { instances, useCollection, useLive } from "../lib/live.js";
-import { go, link, setQuery } from "../lib/router.js";
+import { go, link, useQueryState } from "../lib/router.js";
 import {
   Action,
   ConfirmDelete,
@@ -19,6 +19,7 @@ import {
   Tabs,
   Time,
   toast,
+  Unloaded,
 } from "../lib/parts.js";
 import { Metadata } from "../lib/metadata.js";
 import { Timeline } from "../lib/events.js";
@@ -174,24 +175,15 @@ function Addresses({ path, id, vms }) {
 export default function Network({ route }) {
   const id = route.parts[1];
   const path = `/networks/${seg(id)}`;
-  const [tab, setTab] = useState(route.query.get("tab") ?? "summary");
+  const [tab, select] = useQueryState(route, "tab", "summary");
   const [deleting, setDeleting] = useState(false);
   const { value: network, error, reload } = useLive(() => get(path), [`network/${id}`], [path]);
   const vms = useCollection(instances).records.filter((vm) => vm.interfaces.some((nic) => nic.network_uuid === id));
   if (!network)
-    return error
-      ? html`
-          <${Heading} title="Network" up=${["Networks", "#/networks"]} />
-          <${Failure} error=${error} retry=${reload} />
-        `
-      : html`
-          <${Loading} />
-        `;
+    return html`
+      <${Unloaded} title="Network" up=${["Networks", "#/networks"]} error=${error} retry=${reload} />
+    `;
   const yes = (flag) => (flag ? "yes" : "no");
-  const select = (next) => {
-    setTab(next);
-    setQuery({ tab: next === "summary" ? "" : next });
-  };
   const gone = ["deleted", "delete-wait"].includes(network.state);
   const remove = async () => {
     await del(path);

@@ -2,7 +2,7 @@
 import { html, useMemo, useState } from "../lib/view.js";
 import { post, withField } from "../lib/api.js";
 import { instances, networks, useCollection } from "../lib/live.js";
-import { go, link, setQuery } from "../lib/router.js";
+import { go, link, setQuery, useQueryState } from "../lib/router.js";
 import { Action, Check, Dialog, Failure, Field, Heading, Loading, State } from "../lib/parts.js";
 import { Table } from "../lib/table.js";
 import { Topology } from "../lib/topology.js";
@@ -82,7 +82,7 @@ export default function Networks({ route, session, admin }) {
   const { records, loaded, error } = useCollection(networks);
   const vms = useCollection(instances).records;
   const [creating, setCreating] = useState(route.query.has("create"));
-  const [view, setView] = useState(route.query.get("view") ?? "list");
+  const [view, select] = useQueryState(route, "view", "list");
   const [filter, setFilter] = useState("");
   const used = useMemo(() => {
     const counts = new Map();
@@ -134,10 +134,6 @@ export default function Networks({ route, session, admin }) {
       .toLowerCase()
       .includes(filter.toLowerCase()),
   );
-  const select = (next) => {
-    setView(next);
-    setQuery({ view: next === "list" ? "" : next });
-  };
   return html`
     <${Heading} title="Networks">
       <div class="switch" role="group" aria-label="View">

@@ -11,12 +11,12 @@ import {
   Failure,
   Heading,
   InstanceState,
-  Loading,
   Meter,
   Panel,
   State,
   Time,
   toast,
+  Unloaded,
 } from "../lib/parts.js";
 import { Metadata } from "../lib/metadata.js";
 import { Timeline } from "../lib/events.js";
@@ -37,14 +37,9 @@ export default function Node({ route }) {
   const vms = useCollection(instances).records.filter((vm) => vm.node === name);
   const [asking, setAsking] = useState(null);
   if (!node)
-    return error
-      ? html`
-          <${Heading} title="Node" up=${["Nodes", "#/nodes"]} />
-          <${Failure} error=${error} retry=${reload} />
-        `
-      : html`
-          <${Loading} />
-        `;
+    return html`
+      <${Unloaded} title="Node" up=${["Nodes", "#/nodes"]} error=${error} retry=${reload} />
+    `;
   const own = resources?.per_node?.[name];
   const lost = ["missing", "error", "stopped"].includes(node.state);
   const evacuate = {

@@ -3,7 +3,7 @@ import { html } from "../lib/view.js";
 import { get, seg } from "../lib/api.js";
 import { useLive } from "../lib/live.js";
 import { link } from "../lib/router.js";
-import { CopyId, Empty, Facts, Failure, Heading, Loading, Panel, Progress, State, Time } from "../lib/parts.js";
+import { CopyId, Empty, Facts, Heading, Panel, Progress, State, Time, Unloaded } from "../lib/parts.js";
 import { ObjectLink } from "../lib/events.js";
 import { isRunning, operationTitle } from "../lib/operations.js";
 import { bytes, duration } from "../lib/format.js";
@@ -29,14 +29,9 @@ export default function Operation({ route }) {
     [target],
   );
   if (!operation)
-    return error
-      ? html`
-          <${Heading} title="Operation" up=${["Operations", "#/operations"]} />
-          <${Failure} error=${error} retry=${reload} />
-        `
-      : html`
-          <${Loading} />
-        `;
+    return html`
+      <${Unloaded} title="Operation" up=${["Operations", "#/operations"]} error=${error} retry=${reload} />
+    `;
   const kind =
     operation.state === "complete"
       ? "done"
