@@ -53,6 +53,14 @@ impl ServerState {
     }
 }
 
+/// Why the state of a server is not known.
+#[derive(Debug)]
+enum ProbeError {
+    /// It did not respond within [`PROBE_TIMEOUT`].
+    NoResponse,
+    Failed(StoreError),
+}
+
 /// Connects to a server and reads its state.
 async fn probe(server: &ServerAddress) -> Result<ServerState, StoreError> {
     let mut conn = Conn::new(server.opts.clone()).await.map_err(failure)?;
@@ -278,12 +286,18 @@ impl Servers {
             .iter()
             .map(|state| match state {
                 Ok(state) => state.problem(known).map(str::to_owned),
-                Err(error) => Some(error.to_string()),
+                Err(ProbeError::NoResponse) => Some("no response".to_owned()),
+                Err(ProbeError::Failed(error)) => Some(error.to_string()),
             })
             .collect();
         let active = self.selection.borrow().active.clone();
         let usable = problems.iter().position(Option::is_none);
-        if usable.is_none() || usable != active.as_ref().map(|active| active.position) {
+        let position = active.as_ref().map(|active| active.position);
+        // While no server responds in time, the connections of the one in use are the best there is: everything may
+        // just be slow.
+        let is_only_slow = usable.is_none()
+            && position.is_some_and(|position| matches!(states[position], Err(ProbeError::NoResponse)));
+        if !is_only_slow && (usable.is_none() || usable != position) {
             let next = usable.and_then(|position| Some((position, *states[position].as_ref().ok()?)));
             // Callers that lose their connection find the new server.
             self.activate(next, known);
@@ -306,7 +320,7 @@ impl Servers {
     }
 
     /// Probes all servers at the same time.
-    async fn probe_all(&self) -> Vec<Result<ServerState, StoreError>> {
+    async fn probe_all(&self) -> Vec<Result<ServerState, ProbeError>> {
         let probes = self.addresses.iter().map(|server| {
             let server = server.clone();
             tokio::spawn(async move { timeout(PROBE_TIMEOUT, probe(&server)).await })
@@ -314,9 +328,9 @@ impl Servers {
         let mut states = Vec::with_capacity(self.addresses.len());
         for probe in probes.collect::<Vec<_>>() {
             states.push(match probe.await {
-                Ok(Ok(state)) => state,
-                Ok(Err(_)) => Err(StoreError::Unavailable("no response".into())),
-                Err(error) => Err(StoreError::Unavailable(error.to_string())),
+                Ok(Ok(state)) => state.map_err(ProbeError::Failed),
+                Ok(Err(_)) => Err(ProbeError::NoResponse),
+                Err(error) => Err(ProbeError::Failed(StoreError::Unavailable(error.to_string()))),
             });
         }
         states

@@ -98,6 +98,28 @@ async fn uses_the_next_server_when_one_is_frozen_or_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn waits_for_the_server_in_use_while_all_servers_are_slow() {
+    let Some(pair) = Pair::start().await else { return skipped("mariadb-server") };
+    let store = Store::open(&pair.url).await.unwrap();
+    write(&store, "before").await;
+
+    for server in [&pair.first, &pair.second] {
+        signal(server, Signal::SIGSTOP);
+    }
+    let resume = async {
+        // Longer than it takes to notice that no server responds and to wait for another one.
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        for server in [&pair.first, &pair.second] {
+            signal(server, Signal::SIGCONT);
+        }
+    };
+    let (read, ()) = tokio::join!(cluster_values::get(&store, "before"), resume);
+    assert!(read.unwrap().is_some());
+    write(&store, "after").await;
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn uses_the_first_server_that_is_writable() {
     let Some(pair) = Pair::start().await else { return skipped("mariadb-server") };
     assert!(pair.first.run("CREATE USER muster@'%'; GRANT ALL ON muster.* TO muster@'%'"));
