@@ -24,7 +24,11 @@ pub(crate) enum Fault {
     FreezeHostLong,
     FreezeVm,
     PowerFailure,
+    /// As [`PowerFailure`](Self::PowerFailure), until guests have restarted elsewhere.
+    PowerFailureLong,
     CutDatabase(Direction),
+    /// As [`CutDatabase`](Self::CutDatabase) in both directions, until guests have restarted elsewhere.
+    CutDatabaseLong,
     CutMesh(Direction),
     /// The clock of a host is wrong by some seconds.
     SkewClock(i32),
@@ -58,11 +62,22 @@ const FAULTS: [Fault; 19] = [
     Fault::FillDatabase,
 ];
 
+/// Those that last until a guest has restarted elsewhere.
+const LONG_FAULTS: [Fault; 3] = [Fault::FreezeHostLong, Fault::PowerFailureLong, Fault::CutDatabaseLong];
+
+impl Fault {
+    /// Returns how long it lasts, if it is a long one.
+    pub(crate) fn long_pause(self) -> Option<Duration> {
+        let seconds = if self == Self::FreezeHostLong { 120 } else { 45 };
+        LONG_FAULTS.contains(&self).then(|| Duration::from_secs(seconds))
+    }
+}
+
 /// Deals every kind in random order before it deals one again.
 #[derive(Debug)]
 pub(crate) struct Deck {
     kinds: Vec<Fault>,
-    /// Whether to deal [`Fault::FreezeHostLong`], in every third pass.
+    /// Whether to deal the [`LONG_FAULTS`], in every third pass.
     is_long_run: bool,
     passes: usize,
     remaining: Vec<Fault>,
@@ -79,7 +94,7 @@ impl Deck {
         if self.remaining.is_empty() {
             self.remaining = self.kinds.clone();
             if self.is_long_run && self.passes.is_multiple_of(3) {
-                self.remaining.push(Fault::FreezeHostLong);
+                self.remaining.extend(LONG_FAULTS);
             }
             random.shuffle(&mut self.remaining);
             self.passes += 1;
@@ -94,7 +109,7 @@ fn long_run_has_every_kind() {
     let dealt: Vec<Fault> = (0..200).map(|_| deck.deal(&mut random)).collect();
     let count = |kind: Fault| dealt.iter().filter(|fault| **fault == kind).count();
     assert!(FAULTS.into_iter().all(|kind| count(kind) >= 10), "{dealt:?}");
-    assert_eq!(count(Fault::FreezeHostLong), 4);
+    assert!(LONG_FAULTS.into_iter().all(|kind| count(kind) >= 3), "{dealt:?}");
 }
 
 /// Causes a fault of a host or of the database, keeps it for a while, and repairs it. Returns violations meanwhile.
@@ -106,6 +121,7 @@ pub(crate) fn inject(
     pause: Duration,
 ) -> Vec<String> {
     let server = host % cluster.database.count();
+    let mut violations = Vec::new();
     match fault {
         Fault::KillDaemon => {
             cluster.hosts[host].kill_daemon();
@@ -120,6 +136,7 @@ pub(crate) fn inject(
         Fault::FreezeHost | Fault::FreezeHostLong => {
             cluster.hosts[host].signal_all(Signal::SIGSTOP);
             wait(pause);
+            violations.extend(restart_violation(cluster, guests, fault, host));
             cluster.hosts[host].signal_all(Signal::SIGCONT);
         }
         Fault::FreezeVm => {
@@ -133,14 +150,21 @@ pub(crate) fn inject(
             wait(pause);
             signal(Signal::SIGCONT);
         }
-        Fault::PowerFailure => {
+        Fault::PowerFailure | Fault::PowerFailureLong => {
             cluster.hosts[host].power_off();
             wait(pause);
+            violations.extend(restart_violation(cluster, guests, fault, host));
             cluster.power_on(host);
         }
         Fault::CutDatabase(direction) => {
             cluster.cut(host, Link::Database, direction);
             wait(pause);
+            cluster.restore_links();
+        }
+        Fault::CutDatabaseLong => {
+            cluster.cut(host, Link::Database, Direction::Both);
+            wait(pause);
+            violations.extend(restart_violation(cluster, guests, fault, host));
             cluster.restore_links();
         }
         Fault::CutMesh(direction) => {
@@ -152,10 +176,9 @@ pub(crate) fn inject(
             cluster.hosts[host].kill_daemon();
             cluster.hosts[host].start_daemon_with_clock_skew(seconds);
             wait(pause);
-            let violation = skew_violation(cluster, host, seconds);
+            violations.extend(skew_violation(cluster, host, seconds));
             cluster.hosts[host].kill_daemon();
             cluster.hosts[host].start_daemon();
-            return violation.into_iter().collect();
         }
         Fault::FillDisk => {
             let full = cluster.hosts[host].fill_disk();
@@ -179,7 +202,12 @@ pub(crate) fn inject(
             cluster.database.wait_until_usable();
         }
     }
-    vec![]
+    violations
+}
+
+/// A guest restarts elsewhere while a long fault lasts.
+fn restart_violation(cluster: &FaultCluster, guests: &Guests, fault: Fault, host: usize) -> Option<String> {
+    fault.long_pause().and_then(|_| guests.check_restart(cluster, host))
 }
 
 /// A daemon creates tokens exactly if its clock is right enough.

@@ -1,4 +1,4 @@
-//! One guest on each host, with an agent that runs commands and an address outside.
+//! One guest on each host, with an agent that runs commands and an address outside, and one that restarts elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -9,15 +9,17 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::cluster::{FaultCluster, HEAL_TIMEOUT};
+use crate::host::FaultHost;
 use crate::load::commands::{Commands, OUTPUT_FILE};
 use crate::referee::running_vms;
 
 const GATEWAY: &str = "10.50.0.1";
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// The guests, by the number of their host.
+/// The guests.
 #[derive(Debug)]
 pub(crate) struct Guests {
+    /// The guests by the number of their host, and as the last one that which restarts elsewhere.
     ids: Vec<String>,
     pub(crate) network: String,
     /// An address outside of the first guest.
@@ -43,23 +45,29 @@ impl Guests {
             json!({ "name": "lan", "netblock": "10.50.0.0/24", "provide_dhcp": true, "provide_nat": true });
         let network = cluster.client.post("/networks", &body).unwrap()["uuid"].as_str().unwrap().to_owned();
         wait_for("the network of the guests", HEAL_TIMEOUT, || {
-            let record = cluster.client.get(0, &format!("/networks/{network}")).unwrap();
+            let record = cluster.client.get(0, &format!("/networks/{network}")).ok()?;
             (record["state"] == "created").then_some(())
         });
-        let create = |host: &crate::host::FaultHost| {
-            let body = json!({
-                "name": format!("guest-{}", host.name), "cpus": 1, "memory": 128,
+        let create = |name: &str, changes: Value| {
+            let mut body = json!({
+                "name": format!("guest-{name}"), "cpus": 1, "memory": 128,
                 "network": [{ "network_uuid": network }], "side_channels": ["sf-agent"],
-                "disk": [{ "base": "label:tiny" }], "placed_on": host.name,
+                "disk": [{ "base": "label:tiny" }],
             });
+            body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
             let record = cluster.client.post("/instances", &body).unwrap();
             record["uuid"].as_str().unwrap().to_owned()
         };
-        let ids: Vec<String> = cluster.hosts.iter().map(create).collect();
+        let on_host = |host: &FaultHost| create(&host.name, json!({ "placed_on": host.name }));
+        let mut ids: Vec<String> = cluster.hosts.iter().map(on_host).collect();
+        ids.push(create(
+            "anywhere",
+            json!({ "fencing": "self", "restart": "elsewhere", "disposable": true }),
+        ));
         let mut interfaces = Vec::new();
         for id in &ids {
             interfaces.push(wait_for("a guest", HEAL_TIMEOUT, || {
-                let record = cluster.client.get(0, &format!("/instances/{id}")).unwrap();
+                let record = cluster.client.get(0, &format!("/instances/{id}")).ok()?;
                 assert_ne!(record["state"], "error", "{record}\n{}", cluster.logs());
                 let is_ready = record["agent_state"].as_str().is_some_and(|state| state.starts_with("ready"));
                 (record["state"] == "created" && is_ready).then(|| record["interfaces"][0].clone())
@@ -78,6 +86,26 @@ impl Guests {
     /// Returns the guest on a host.
     pub(crate) fn on(&self, host: usize) -> &str {
         &self.ids[host]
+    }
+
+    /// Returns the guest that restarts elsewhere when its host is lost.
+    fn mobile(&self) -> &str {
+        &self.ids[self.ids.len() - 1]
+    }
+
+    /// Returns the host of the guest that restarts elsewhere.
+    pub(crate) fn host_of_mobile(&self, cluster: &FaultCluster) -> usize {
+        let record = cluster.client.get(0, &format!("/instances/{}", self.mobile())).unwrap();
+        cluster.hosts.iter().position(|host| record["node"] == *host.name).unwrap()
+    }
+
+    /// Checks that the guest that restarts elsewhere runs there while its host is lost.
+    pub(crate) fn check_restart(&self, cluster: &FaultCluster, lost: usize) -> Option<String> {
+        let other = (lost + 1) % cluster.hosts.len();
+        let record = cluster.client.get(other, &format!("/instances/{}", self.mobile()));
+        let is_elsewhere =
+            |record: &Value| record["node"] != *cluster.hosts[lost].name && record["power_state"] == "on";
+        (!record.as_ref().is_ok_and(is_elsewhere)).then(|| format!("does not run elsewhere: {record:?}"))
     }
 
     pub(crate) fn ids(&self) -> &[String] {
@@ -110,14 +138,23 @@ impl Guests {
         }
     }
 
-    /// Starts the guests that a power failure ended, for the next round.
+    /// Starts the guests that a power failure or their watchdog ended, for the next round.
     pub(crate) fn restart(&self, cluster: &FaultCluster) -> Vec<String> {
         let off = self.ids.iter().filter(|guest| !running_vms().contains_key(*guest));
         let problems = off.filter_map(|guest| {
             let path = format!("/instances/{guest}/poweron");
-            let response = cluster.client.call(0, Method::POST, &path, None);
-            let is_on = matches!(response, Ok((200, _)));
-            (!is_on).then(|| format!("{guest} cannot be started: {response:?}"))
+            let began = Instant::now();
+            loop {
+                // It may be restarted elsewhere at the same time.
+                let response = cluster.client.call(0, Method::POST, &path, None);
+                if matches!(response, Ok((200, _))) || running_vms().contains_key(guest) {
+                    return None;
+                }
+                if began.elapsed() > HEAL_TIMEOUT {
+                    return Some(format!("{guest} cannot be started: {response:?}"));
+                }
+                wait(POLL_INTERVAL);
+            }
         });
         problems.collect()
     }
@@ -126,7 +163,7 @@ impl Guests {
     pub(crate) fn check_commands(&mut self, cluster: &FaultCluster, commands: &Commands) -> Vec<String> {
         let (states, mut violations) = commands.wait_for_states(&cluster.client);
         for guest in &self.ids {
-            let Some(pid) = running_vms().get(guest).map(|processes| processes[0]) else { continue };
+            let Some(pid) = process_of(guest) else { continue };
             let known = self.ledgers.get(guest).map(|ledger| ledger.pid);
             if known.is_some_and(|known| known != pid) {
                 // It was started again and has forgotten everything; its agent may not be ready yet.
@@ -140,6 +177,9 @@ impl Guests {
                     continue;
                 }
             };
+            if process_of(guest) != Some(pid) {
+                continue;
+            }
             let mut lines = output.lines();
             let counts = lines.next().and_then(|line| line.split_once(' ')).unwrap_or_default();
             if counts.0 != "0" {
@@ -176,6 +216,11 @@ impl Guests {
         });
         cluster.client.delete(&format!("/networks/{}", self.network)).unwrap();
     }
+}
+
+/// Returns the process of a guest, if it runs.
+fn process_of(guest: &str) -> Option<u32> {
+    running_vms().get(guest).map(|processes| processes[0])
 }
 
 /// Returns a script that prints how often more than one router and how often one answered, and the commands that ran. It

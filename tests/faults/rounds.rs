@@ -14,9 +14,8 @@ use crate::referee::Referee;
 
 /// The hosts of the cluster.
 const HOSTS: usize = 3;
-/// The number of rounds from which faults last longer, and hosts also freeze for two minutes.
+/// The number of rounds from which faults last longer, some of them until guests restart elsewhere.
 const LONG_RUN: usize = 20;
-const LONG_FREEZE: Duration = Duration::from_secs(120);
 
 /// Runs rounds on one cluster.
 pub(crate) fn run(rounds: usize, seed: u64, is_galera: bool, image: &str) {
@@ -27,6 +26,7 @@ pub(crate) fn run(rounds: usize, seed: u64, is_galera: bool, image: &str) {
         ("NODE_CHECKIN_INTERVAL", "1"),
         ("CLUSTER_OP_LEASE", "3"),
         ("NETWORK_NODE_LEASE", "4"),
+        ("FENCING_LEASE", "5"),
     ];
     let began = Instant::now();
     let Some(mut cluster) = FaultCluster::start(HOSTS, image, is_galera, &settings) else { return };
@@ -38,9 +38,10 @@ pub(crate) fn run(rounds: usize, seed: u64, is_galera: bool, image: &str) {
     let mut deck = Deck::new(is_galera, is_long_run);
     for round in 0..rounds {
         let (fault, host) = (deck.deal(&mut random), random.usize(..HOSTS));
-        let pause = match fault {
-            Fault::FreezeHostLong => LONG_FREEZE,
-            _ => Duration::from_millis(random.u64(2_000..if is_long_run { 9_000 } else { 5_000 })),
+        let short = Duration::from_millis(random.u64(2_000..if is_long_run { 9_000 } else { 5_000 }));
+        let (host, pause) = match fault.long_pause() {
+            Some(pause) => (guests.host_of_mobile(&cluster), pause),
+            None => (host, short),
         };
         let load = Load::start(&cluster.client, &guests, round, random.u64(..));
         wait(Duration::from_millis(random.u64(..1_000)));
@@ -51,7 +52,7 @@ pub(crate) fn run(rounds: usize, seed: u64, is_galera: bool, image: &str) {
         let answered = repaired.elapsed();
         cluster.wait_until_healthy();
         let healed = repaired.elapsed();
-        let is_power_failure = fault == Fault::PowerFailure;
+        let is_power_failure = matches!(fault, Fault::PowerFailure | Fault::PowerFailureLong);
         violations.extend(check(&cluster, &mut guests, &mut referee, &expected, is_power_failure));
         println!(
             "round {round}: {fault:?} of m{} for {:.1?}: {} networks, {} instances, {} uploads, {} commands, \
