@@ -29,9 +29,9 @@ use muster_control::app::App;
 pub use request::Service;
 use routes::{
     admin, agent_operations, agent_program, agent_terminal, artifacts, blobs, claims, console_tickets, docs,
-    event_streams, exchanges, health, instance_console, instance_fencing, instance_power, instances,
-    interfaces, invitations, issuers, keys, labels, login, namespaces, networks, nodes, operations, quotas,
-    root, rules, sessions, trusts, ui, uploads,
+    event_streams, exchanges, explanations, health, instance_console, instance_fencing, instance_power,
+    instances, interfaces, invitations, issuers, keys, labels, login, namespaces, networks, nodes,
+    operations, quotas, root, rules, sessions, trusts, ui, uploads,
 };
 pub use server::{Listener, Tls, serve};
 pub use table::{Access, RouteInfo};
@@ -105,6 +105,7 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "network", handlers!(networks::get, networks::delete));
     table.add(Token, "network", handlers!(networks::delete_legacy_path));
     table.add(Token, "network", handlers!(networks::list_events));
+    table.add(Token, "network", handlers!(explanations::network));
     table.add(Token, "network", handlers!(networks::list_interfaces));
     table.add(Token, "network", handlers!(networks::list_addresses));
     table.add(Token, "network", handlers!(networks::reserve, networks::release));
@@ -121,6 +122,7 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "instance", handlers!(instances::list_interfaces, instances::plug));
     table.add(Token, "instance", handlers!(instances::list_snapshots, instances::create_snapshot));
     table.add(Token, "instance", handlers!(instances::list_events));
+    table.add(Token, "instance", handlers!(explanations::instance));
     table.add(Token, "instance", handlers!(instances::list_operations));
     table.add(Token, "instance", handlers!(instances::metadata::list, instances::metadata::create));
     table.add(Token, "instance", handlers!(instances::metadata::update, instances::metadata::delete));
@@ -205,6 +207,7 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "clusteroperation", handlers!(operations::list));
     table.add(Token, "clusteroperation", handlers!(operations::get));
     table.add(Token, "clusteroperation", handlers!(operations::chain));
+    table.add(Token, "clusteroperation", handlers!(explanations::operation));
     table.add(Token, "clusteroperation", handlers!(operations::metadata::list, operations::metadata::create));
     table.add(
         Token,

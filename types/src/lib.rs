@@ -10,6 +10,7 @@ pub mod claim;
 pub mod error;
 pub mod event;
 pub mod event_message;
+pub mod explanation;
 pub mod fair_share;
 pub mod guest;
 pub mod ids;

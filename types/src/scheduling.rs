@@ -39,4 +39,47 @@ impl SchedulingStage {
             }
         }
     }
+
+    /// Explains why no node passed this stage. `transient` tells whether a later attempt may succeed.
+    #[must_use]
+    pub fn refusal(self, transient: bool) -> &'static str {
+        match self {
+            stage if stage.is_too_large(transient) => "no node is large enough",
+            Self::PreSchedule => "no node is available",
+            Self::IsHypervisor => "no node runs instances",
+            Self::CpuMaxPerInstance => "it requests more vCPUs than any node allows for one instance",
+            Self::SufficientIdleCpu => "no node has enough vCPUs left",
+            Self::SufficientIdleMemory => "no node has enough memory left",
+            Self::SufficientFreeDisk => "no node has enough disk space left",
+            Self::AffinityConstraints => "no node satisfies its affinity rules",
+            Self::QueueState => "every node is busy with other operations",
+            Self::SufficientIdleDisk => "the disks of every node are busy",
+            Self::CapacityGuard => "the nodes filled up in the meantime",
+        }
+    }
+
+    /// Returns what to do if no node passed this stage. `transient` tells whether a later attempt may succeed.
+    #[must_use]
+    pub fn advice(self, transient: bool) -> &'static str {
+        match self {
+            stage if stage.is_too_large(transient) => {
+                "request less, or let an administrator add a larger node"
+            }
+            Self::PreSchedule | Self::IsHypervisor => {
+                "an administrator can check the nodes with `muster node list`"
+            }
+            Self::CpuMaxPerInstance => "request fewer vCPUs",
+            Self::AffinityConstraints => "relax --affinity, or create the instances that it requires first",
+            Self::QueueState | Self::SufficientIdleDisk => "try again in a minute",
+            Self::SufficientIdleCpu
+            | Self::SufficientIdleMemory
+            | Self::SufficientFreeDisk
+            | Self::CapacityGuard => "request less, delete unused instances, or try again later",
+        }
+    }
+
+    /// Returns whether no node could take the instance even if it had no other one.
+    fn is_too_large(self, transient: bool) -> bool {
+        self.is_transient() && !transient
+    }
 }

@@ -12,6 +12,7 @@ use muster_types::artifact::{ArtifactRecord, VersionRecord};
 use muster_types::blob::BlobRecord;
 use muster_types::claim::ClaimRecord;
 use muster_types::event::EventRecord;
+use muster_types::explanation::Explanation;
 use muster_types::ids::ArtifactId;
 use muster_types::instance::InstanceRecord;
 use muster_types::interface::InterfaceRecord;
@@ -146,7 +147,7 @@ pub(crate) use named_bodies;
 
 named_bodies! {
     AddressRecord, AgentOperationRecord, ArtifactId, ArtifactRecord, BlobRecord, ClaimRecord, EvacuationRecord, EventRecord,
-    InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord, NamespaceRecord, NetworkRecord, NodeRecord, OperationHandle,
+    Explanation,    InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord, NamespaceRecord, NetworkRecord, NodeRecord, OperationHandle,
     OperationRecord, PingResult, ProxyRecord, QuotaRecord, RuleRecord, SnapshotRecord, UploadRecord, VersionRecord,
 }
 

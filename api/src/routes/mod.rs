@@ -12,6 +12,7 @@ pub(crate) mod docs;
 pub(crate) mod event_streams;
 mod events;
 pub(crate) mod exchanges;
+pub(crate) mod explanations;
 pub(crate) mod health;
 pub(crate) mod instance_console;
 pub(crate) mod instance_fencing;

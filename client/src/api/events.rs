@@ -1,6 +1,7 @@
 //! Events, which all types of objects have.
 
 use muster_types::event::EventRecord;
+use muster_types::explanation::Explanation;
 
 use super::client::Client;
 use super::error::Result;
@@ -27,5 +28,10 @@ impl Client {
         let limit = query.limit.map(|limit| limit.to_string());
         let pairs = [("limit", limit.as_deref()), ("event_type", query.event_type.as_deref())];
         self.get(with_query(object.path(&["events"])?, &pairs)).await
+    }
+
+    /// Explains why an instance, a network or an operation is in its state.
+    pub async fn explain(&self, object: ObjectPath<'_>) -> Result<ApiResponse<Explanation>> {
+        self.get(object.path(&["explain"])?).await
     }
 }

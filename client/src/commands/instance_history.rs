@@ -1,5 +1,5 @@
-//! `muster instance why`: the history of an instance and its current state, derived from its record, events and
-//! operations.
+//! `muster instance why`: the history of an instance, derived from its record, events and operations, and its current state,
+//! as the server explains it.
 
 #[cfg(test)]
 mod tests;
@@ -13,11 +13,12 @@ use muster_types::time::now;
 use serde_json::{Map, Value, json};
 
 use super::instance_refusal::{MAX_EVENTS, is_transient, rejected_nodes, stage_advice, stage_reason};
-use super::instance_tables::{describe_disk_spec, format_megabytes, pending_images};
+use super::instance_tables::{describe_disk_spec, format_megabytes};
 use super::session::Session;
+use super::why;
 use crate::api::{Client, EventQuery, ObjectPath};
 use crate::output::{self, compact, escape_control};
-use crate::time::{format_age, format_utc};
+use crate::time::format_age;
 
 /// Fields of an event that contain a reason.
 const REASON_FIELDS: [&str; 3] = ["reason", "error", "error_message"];
@@ -37,16 +38,19 @@ pub(super) async fn show(session: &Session, instance: &str) -> anyhow::Result<()
     let record = response.clone().value()?;
     let id = record.uuid.to_string();
     let query = EventQuery { limit: Some(MAX_EVENTS), event_type: None };
-    let (events, operations) = tokio::try_join!(
+    let (events, operations, explanation) = tokio::try_join!(
         client.events(ObjectPath::Instance(&id), &query),
-        client.instance_operations(&id, true)
+        client.instance_operations(&id, true),
+        client.explain(ObjectPath::Instance(&id)),
     )?;
     if session.json {
         return output::print_json(&json!({
-            "instance": response.json(), "events": events.json(), "operations": operations.json()
+            "instance": response.json(), "events": events.json(), "operations": operations.json(),
+            "explanation": explanation.json()
         }));
     }
-    output::print(&render(&record, &events.value()?, &operations.value()?, now()))
+    let history = render(&record, &events.value()?, &operations.value()?, now());
+    output::print(&format!("{history}\n{}", why::lines(&explanation.value()?)))
 }
 
 /// Returns the id of the deleted instance with a name. The server finds deleted instances only by id.
@@ -71,7 +75,7 @@ struct HistoryEntry {
     count: u32,
 }
 
-/// Renders the history, oldest first, and the current state. Events and operations are given newest first.
+/// Renders the history, oldest first. Events and operations are given newest first.
 fn render(
     record: &InstanceRecord,
     events: &[EventRecord],
@@ -93,8 +97,6 @@ fn render(
             text.push_str(&format!("{:width$}    {}\n", "", escape_control(detail)));
         }
     }
-    let state = current_state(record, events, operations, now);
-    text.push_str(&format!("\nnow: {}\n", escape_control(&state)));
     text
 }
 
@@ -302,106 +304,6 @@ fn describe_end(operation: &OperationRecord, events: &[EventRecord]) -> Option<H
 
 fn describe_tasks(operation: &OperationRecord) -> String {
     if operation.tasks.is_empty() { operation.operation_type.to_string() } else { operation.tasks.join(", ") }
-}
-
-/// Describes the current state and what the user can do.
-fn current_state(
-    record: &InstanceRecord,
-    events: &[EventRecord],
-    operations: &[OperationRecord],
-    now: f64,
-) -> String {
-    let id = record.uuid;
-    let on = record.node.as_ref().map_or_else(String::new, |node| format!(" on {node}"));
-    let mut text = match record.state {
-        InstanceState::Created => current_power(record, &on),
-        InstanceState::Initial | InstanceState::Preflight | InstanceState::Creating => {
-            let images = pending_images(record);
-            let images = if images.is_empty() {
-                String::new()
-            } else {
-                format!(", waiting for {}", images.join(", "))
-            };
-            format!("it is being created ({}){on}{images}", record.state)
-        }
-        InstanceState::DeleteWait => "it is being deleted".to_owned(),
-        InstanceState::Deleted => "it is deleted".to_owned(),
-        InstanceState::Error
-        | InstanceState::InitialError
-        | InstanceState::PreflightError
-        | InstanceState::CreatingError
-        | InstanceState::CreatedError
-        | InstanceState::DeleteWaitError => {
-            let message = record.error_message.as_deref().unwrap_or("the server gives no reason");
-            format!(
-                "it failed: {message}; {}delete it with `muster instance delete {id}`",
-                failure_advice(record, events)
-            )
-        }
-    };
-    for operation in operations.iter().filter(|operation| !operation.state.is_final()) {
-        text.push_str(&format!("; in progress: {}", describe_progress(operation, now)));
-    }
-    text
-}
-
-fn current_power(record: &InstanceRecord, on: &str) -> String {
-    let id = record.uuid;
-    match record.power_state {
-        PowerState::On => format!("it runs{on}; open its console with `muster console {id}`"),
-        PowerState::Off => format!("it is off; start it with `muster instance poweron {id}`"),
-        PowerState::Paused => format!("it is paused{on}; resume it with `muster instance unpause {id}`"),
-        PowerState::Crashed => format!(
-            "it crashed; `muster instance log {id}` shows its last output, `muster instance poweron {id}` starts it again"
-        ),
-        PowerState::Initial => format!("it is created{on} but has never been started"),
-        PowerState::Unknown => {
-            let since = record.power_state_since.map(format_utc);
-            let since = since.map_or_else(String::new, |since| format!(" since {since}"));
-            let node = record.node.as_deref().unwrap_or("its node");
-            format!(
-                "its power state is unknown{since}: {node} does not check in, and the VM may still be running; see \
-                 `muster node show {node}`"
-            )
-        }
-    }
-}
-
-fn describe_progress(operation: &OperationRecord, now: f64) -> String {
-    let age = format_age(now, operation.created);
-    let attempt =
-        if operation.attempts > 1 { format!(", attempt {}", operation.attempts) } else { String::new() };
-    let progress = operation.progress.as_ref().map_or_else(String::new, |progress| {
-        let total =
-            progress.total.map_or_else(String::new, |total| format!(" of {}", output::format_size(total)));
-        format!(", {}{total}", output::format_size(progress.done))
-    });
-    format!("{} (started {age}{attempt}{progress})", describe_tasks(operation))
-}
-
-/// Returns what to do about a failed instance: it was not placed, lacks an image, or lacks a network.
-fn failure_advice(record: &InstanceRecord, events: &[EventRecord]) -> String {
-    let stage = events.iter().find_map(|event| match EventMessage::parse(&event.message) {
-        Some(EventMessage::SchedulingAborted(stage)) => Some((stage, is_transient(event))),
-        _ => None,
-    });
-    let failed_in = events.iter().find_map(|event| match EventMessage::parse(&event.message) {
-        Some(EventMessage::InstanceState(state)) if state != InstanceState::Error => Some(state),
-        _ => None,
-    });
-    let lacks_image =
-        record.disk_spec.iter().any(|disk| disk.spec.base.is_some() && disk.blob_uuid.is_none());
-    let advice = match (stage, failed_in) {
-        (Some((stage, transient)), _) if record.node.is_none() => stage_advice(Some(stage), transient),
-        (_, Some(InstanceState::PreflightError)) if lacks_image => {
-            "list the images with `muster artifact list`"
-        }
-        (_, Some(InstanceState::PreflightError)) => {
-            "list the allocated addresses with `muster network addresses`"
-        }
-        _ => return String::new(),
-    };
-    format!("{advice}; ")
 }
 
 fn requester(extra: &Map<String, Value>) -> String {

@@ -56,30 +56,9 @@ pub(super) fn rejected_nodes(event: &EventRecord) -> Vec<String> {
     lines
 }
 
-/// Explains why no node passed a stage. `None` is a stage that this client does not know. `transient` tells whether a later
-/// attempt may succeed.
+/// Explains why no node passed a stage. `None` is a stage that this client does not know.
 pub(super) fn stage_reason(stage: Option<SchedulingStage>, transient: bool) -> &'static str {
-    match stage {
-        Some(stage) if is_too_large(stage, transient) => "no node is large enough",
-        Some(SchedulingStage::PreSchedule) => "no node is available",
-        Some(SchedulingStage::IsHypervisor) => "no node runs instances",
-        Some(SchedulingStage::CpuMaxPerInstance) => {
-            "it requests more vCPUs than any node allows for one instance"
-        }
-        Some(SchedulingStage::SufficientIdleCpu) => "no node has enough vCPUs left",
-        Some(SchedulingStage::SufficientIdleMemory) => "no node has enough memory left",
-        Some(SchedulingStage::SufficientFreeDisk) => "no node has enough disk space left",
-        Some(SchedulingStage::AffinityConstraints) => "no node satisfies its affinity rules",
-        Some(SchedulingStage::QueueState) => "every node is busy with other operations",
-        Some(SchedulingStage::SufficientIdleDisk) => "the disks of every node are busy",
-        Some(SchedulingStage::CapacityGuard) => "the nodes filled up in the meantime",
-        None => "no node is suitable",
-    }
-}
-
-/// Returns whether no node could take the instance even if it had no other one.
-fn is_too_large(stage: SchedulingStage, transient: bool) -> bool {
-    stage.is_transient() && !transient
+    stage.map_or("no node is suitable", |stage| stage.refusal(transient))
 }
 
 /// Returns whether the refusal that an event reports is transient. Older events do not say so.
@@ -87,26 +66,7 @@ pub(super) fn is_transient(event: &EventRecord) -> bool {
     event.extra.get("transient").and_then(Value::as_bool).unwrap_or(true)
 }
 
-/// Returns what to do if no node passed a stage. `transient` tells whether a later attempt may succeed.
+/// Returns what to do if no node passed a stage.
 pub(super) fn stage_advice(stage: Option<SchedulingStage>, transient: bool) -> &'static str {
-    match stage {
-        Some(stage) if is_too_large(stage, transient) => {
-            "request less, or let an administrator add a larger node"
-        }
-        Some(SchedulingStage::PreSchedule | SchedulingStage::IsHypervisor) => {
-            "an administrator can check the nodes with `muster node list`"
-        }
-        Some(SchedulingStage::CpuMaxPerInstance) => "request fewer vCPUs",
-        Some(SchedulingStage::AffinityConstraints) => {
-            "relax --affinity, or create the instances that it requires first"
-        }
-        Some(SchedulingStage::QueueState | SchedulingStage::SufficientIdleDisk) => "try again in a minute",
-        Some(
-            SchedulingStage::SufficientIdleCpu
-            | SchedulingStage::SufficientIdleMemory
-            | SchedulingStage::SufficientFreeDisk
-            | SchedulingStage::CapacityGuard,
-        ) => "request less, delete unused instances, or try again later",
-        None => "see `muster instance events`",
-    }
+    stage.map_or("see `muster instance events`", |stage| stage.advice(transient))
 }

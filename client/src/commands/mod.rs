@@ -46,6 +46,7 @@ mod tests;
 mod trust;
 mod ui;
 mod wait;
+mod why;
 
 use std::process::ExitCode;
 
@@ -96,6 +97,12 @@ pub enum Command {
     Instance(instance::Command),
     /// Open the serial console of an instance
     Console(console::Arguments),
+    /// Explain why an instance or a network is in its state, and what to do
+    Why {
+        /// Name or id of an instance, or else of a network
+        #[arg(value_name = "OBJECT")]
+        reference: String,
+    },
     /// Run a command in an instance
     Exec(exec::Arguments),
     /// Copy a file to or from an instance
@@ -146,6 +153,7 @@ async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode
         Command::Network(command) => network::run(command, &Session::new(options)?).await?,
         Command::Instance(command) => instance::run(command, &Session::new(options)?).await?,
         Command::Console(arguments) => console::run(arguments, &Session::new(options)?).await?,
+        Command::Why { reference } => why::run(&Session::new(options)?, &reference).await?,
         Command::Exec(arguments) => return Ok(exec::run(arguments, &Session::new(options)?).await.into()),
         Command::Cp(arguments) => return cp::run(arguments, &Session::new(options)?).await,
         Command::Agent(command) => agent::run(command, &Session::new(options)?).await?,

@@ -14,7 +14,7 @@ use super::lookup::{NamedType, require_unambiguous, resolve, warn_if_name_exists
 use super::network_diagram::{NetworkView, render};
 use super::session::Session;
 use super::wait::WaitOptions;
-use super::{interface, metadata, operation};
+use super::{interface, metadata, operation, why};
 use crate::api::{ApiResponse, NetworkDeletion, NewNetwork, ObjectPath};
 use crate::output::{self, Table, compact, escape_control, or_dash};
 use crate::time::format_utc;
@@ -33,6 +33,8 @@ pub enum Command {
     },
     /// Show a network and its interfaces and addresses
     Show { network: String },
+    /// Explain the state of a network, and what to do
+    Why { network: String },
     /// Create a network
     Create {
         name: String,
@@ -121,6 +123,7 @@ impl Command {
         match self {
             Self::List { .. } | Self::Create { .. } | Self::Delete { .. } | Self::DeleteAll { .. } => None,
             Self::Show { network }
+            | Self::Why { network }
             | Self::Interfaces { network }
             | Self::Addresses { network }
             | Self::Reserve { network, .. }
@@ -146,6 +149,7 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
     match command {
         Command::List { all } => session.show(client.networks(all).await?, table),
         Command::Show { network } => show(session, &network).await,
+        Command::Why { network } => why::explain(session, ObjectPath::Network(&network)).await,
         Command::Create { name, netblock, no_dhcp, no_nat, dns, in_namespace, wait } => {
             let new = NewNetwork {
                 name,

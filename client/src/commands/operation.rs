@@ -6,6 +6,7 @@ use muster_types::operation::{OperationRecord, OperationType};
 
 use super::metadata;
 use super::session::Session;
+use super::why;
 use crate::api::ObjectPath;
 use crate::output::{Table, or_dash};
 use crate::time::format_utc;
@@ -15,6 +16,12 @@ use crate::time::format_utc;
 pub enum Command {
     /// Show an operation
     Show {
+        #[arg(value_name = "TYPE", value_parser = operation_types())]
+        operation_type: String,
+        uuid: String,
+    },
+    /// Explain the state of an operation, and what to do
+    Why {
         #[arg(value_name = "TYPE", value_parser = operation_types())]
         operation_type: String,
         uuid: String,
@@ -63,6 +70,9 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     match command {
         Command::Show { operation_type, uuid } => {
             session.show(client.operation(&operation_type, &uuid).await?, details)
+        }
+        Command::Why { operation_type, uuid } => {
+            why::explain(session, ObjectPath::Operation(&operation_type, &uuid)).await
         }
         Command::Chain { uuid } => session.show(client.operation_chain(&uuid).await?, table),
         Command::List { target_type, target } => {

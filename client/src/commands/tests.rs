@@ -104,6 +104,8 @@ fn parses_every_command() {
         "muster network list",
         "muster network list --all",
         "muster network show lan --json",
+        "muster network why lan",
+        "muster why web",
         "muster network create lan 10.0.0.0/24",
         "muster network create lan 10.0.0.0/24 --no-dhcp --no-nat --dns --in-namespace ci --no-wait",
         "muster network create lan 10.0.0.0/24 --timeout 5 --namespace system",
@@ -227,6 +229,7 @@ fn parses_every_command() {
         "muster events namespace ci --limit 10 --type audit",
         "muster events node sim-1",
         "muster operation show namespace_op 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+        "muster operation why namespace_op 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
         "muster operation chain 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
         "muster operation list --target-type namespace --target ci",
     ] {

@@ -11,6 +11,7 @@ pub mod blob_copy;
 pub mod claim;
 pub mod event_stream;
 pub mod exchange;
+pub mod explanation;
 pub mod import;
 pub mod instance;
 pub mod interface;

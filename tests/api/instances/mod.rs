@@ -2,6 +2,7 @@
 
 mod concurrency;
 pub(crate) mod consoles;
+mod explanations;
 mod images;
 mod interfaces;
 mod lifecycle;

@@ -1,76 +1,126 @@
-// Why an instance is in its state: what it is, since when, what it waits for, what to do next.
+// Why an object is in its state, as the server explains it: since when, what it waits for, what to do next.
 import { html } from "./view.js";
 import { get } from "./api.js";
 import { useLive } from "./live.js";
-import { Failure, Panel, instanceState, toneOf } from "./parts.js";
-import { age, time } from "./format.js";
-import { isRunning, operationPath, operationTitle } from "./operations.js";
+import { Failure, Loading, Panel } from "./parts.js";
+import { ObjectLink } from "./events.js";
+import { time } from "./format.js";
 
 const HIDDEN_TYPES = ["usage", "resources", "prune"];
-const MAX_SHOWN = 7;
+const MAX_EVENTS = 7;
 
-function sentence(instance, operation) {
-  const state = instanceState(instance);
-  const since = instance.power_state_since ? ` for ${age(instance.power_state_since)}` : "";
-  if (instance.state === "created") {
-    return (
-      {
-        on: `It runs on ${instance.node}${since}.`,
-        off: `It is powered off${since}.`,
-        paused: `It is paused${since}; resume it to continue.`,
-        crashed: `Its VM crashed${since}. Power it on to start it again.`,
-        unknown: `Its node ${instance.node} does not check in, so the VM may run or not.`,
-      }[state] ?? `Its power state is ${state}.`
-    );
-  }
-  if (toneOf(instance.state) === "bad")
-    return `It failed: ${instance.error_message ?? "the reason is in the events"}. Delete it and create it again once the reason is fixed.`;
-  if (operation && isRunning(operation))
-    return `It is ${instance.state}: ${operationTitle(operation)} is ${operation.state}, attempt ${operation.attempts || 1}.`;
-  return `Its state is ${instance.state}.`;
+function Nodes({ placement }) {
+  const verdict = (node) => (node.chosen ? "chosen" : node.stage ? (node.reason ?? node.stage) : "candidate");
+  return html`
+    <details>
+      <summary>Placement: ${placement.length} nodes</summary>
+      <table>
+        <thead>
+          <tr>
+            <th>Node</th>
+            <th>Result</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${placement.map(
+            (node) => html`
+              <tr key=${node.node}>
+                <td>${node.node}</td>
+                <td>${verdict(node)}</td>
+              </tr>
+            `,
+          )}
+        </tbody>
+      </table>
+    </details>
+  `;
 }
 
-export function Why({ instance, path }) {
-  const handle = instance.last_cluster_operation;
-  const objects = [`instance/${instance.uuid}`];
-  const { value: operation } = useLive(async () => (handle ? get(operationPath(handle)) : null), objects, [
-    handle?.op_uuid,
-  ]);
+function History({ path, objects }) {
   const { value: events, error } = useLive(() => get(`${path}/events?limit=60`), objects, [path]);
   const shown = (events ?? [])
     .filter((event) => !HIDDEN_TYPES.includes(event.event_type) && !event.message.startsWith("api re"))
-    .slice(0, MAX_SHOWN);
+    .slice(0, MAX_EVENTS);
   const reason = (event) => event.extra?.reason ?? event.extra?.error ?? event.extra?.error_message;
+  return html`
+    <${Failure} error=${error} />
+    <ol class="history" reversed>
+      ${shown.map(
+        (event) => html`
+          <li key=${event.event_uuid}>
+            <span class="when">${time(event.timestamp)}</span>
+            <span>
+              ${event.message}${
+                reason(event)
+                  ? html`
+                      <span class="muted aside">(${String(reason(event))})</span>
+                    `
+                  : null
+              }
+            </span>
+          </li>
+        `,
+      )}
+    </ol>
+  `;
+}
+
+// `object` is the type and id by which events name it; `history` tells whether it has a list of events.
+export function Why({ path, object, history = false }) {
+  const objects = [object];
+  const { value: explained, error } = useLive(() => get(`${path}/explain`), objects, [path]);
+  const since = explained?.since ? ` (${explained.state} since ${time(explained.since)})` : "";
   return html`
     <${Panel} title="Why">
       <div class="body stack">
-        <p>${sentence(instance, operation)}</p>
+        <${Failure} error=${error} />
         ${
-          operation?.error_report && toneOf(operation.state) === "bad"
+          explained
             ? html`
-                <p class="bad-text">${operation.error_report.message}</p>
+                <p>${explained.why}${since}</p>
+                ${explained.waits_for.map(
+                  (awaited) => html`
+                    <p key=${awaited.uuid}>
+                      Waits for ${awaited.text} (<${ObjectLink} type=${awaited.object_type} uuid=${awaited.uuid} />,${" "}
+                      ${awaited.state})
+                    </p>
+                  `,
+                )}
+                ${explained.next.map(
+                  (step) => html`
+                    <p key=${step.text}>
+                      Next: ${step.text}
+                      ${
+                        step.command
+                          ? html`
+                              <code class="aside">${step.command}</code>
+                            `
+                          : null
+                      }
+                    </p>
+                  `,
+                )}
+                ${
+                  explained.placement.length > 0
+                    ? html`
+                        <${Nodes} placement=${explained.placement} />
+                      `
+                    : null
+                }
+              `
+            : error
+              ? null
+              : html`
+                  <${Loading} />
+                `
+        }
+        ${
+          history
+            ? html`
+                <${History} path=${path} objects=${objects} />
               `
             : null
         }
-        <${Failure} error=${error} />
-        <ol class="history" reversed>
-          ${shown.map(
-            (event) => html`
-              <li key=${event.event_uuid}>
-                <span class="when">${time(event.timestamp)}</span>
-                <span>
-                  ${event.message}${
-                    reason(event)
-                      ? html`
-                          <span class="muted aside">(${String(reason(event))})</span>
-                        `
-                      : null
-                  }
-                </span>
-              </li>
-            `,
-          )}
-        </ol>
       </div>
     <//>
   `;

@@ -330,7 +330,7 @@ export default function Instance({ route }) {
                 <${Interfaces} instance=${instance} path=${path} />
               </div>
               <div class="stack third">
-                <${Why} instance=${instance} path=${path} />
+                <${Why} path=${path} object=${`instance/${instance.uuid}`} history />
                 <${Usage} path=${path} uuid=${instance.uuid} />
                 <${Screenshot} instance=${instance} path=${path} />
                 <${Metadata} path=${path} values=${instance.metadata} reload=${reload} />

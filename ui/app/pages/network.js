@@ -22,6 +22,7 @@ import {
   Unloaded,
 } from "../lib/parts.js";
 import { Metadata } from "../lib/metadata.js";
+import { Why } from "../lib/why.js";
 import { Timeline } from "../lib/events.js";
 import { OperationTable } from "../lib/operation-table.js";
 import { shortId } from "../lib/format.js";
@@ -254,6 +255,7 @@ export default function Network({ route }) {
                 <${Addresses} path=${path} id=${id} vms=${vms} />
               </div>
               <div class="stack third">
+                <${Why} path=${path} object=${`network/${network.uuid}`} />
                 <${Panel} title="Instances">
                   ${
                     vms.length === 0

@@ -7,6 +7,7 @@ import { CopyId, Empty, Facts, Heading, Panel, Progress, State, Time, Unloaded }
 import { ObjectLink } from "../lib/events.js";
 import { isRunning, operationTitle } from "../lib/operations.js";
 import { bytes, duration } from "../lib/format.js";
+import { Why } from "../lib/why.js";
 
 export default function Operation({ route }) {
   const [, type, id] = route.parts;
@@ -115,6 +116,7 @@ export default function Operation({ route }) {
         <//>
       </div>
       <div class="stack third">
+        <${Why} path=${path} object=${target || `clusteroperation/${id}`} />
         <${Panel} title="Steps">
           <div class="body stack">
             <ol class="steps">

@@ -85,8 +85,6 @@ instance web (5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01) of namespace ci
 2 min 10 s ago  disk vda was copied to artifact 7
 1 min 40 s ago  requested by key deploy of namespace ci: poweroff
 1 min 39 s ago  it is off: it was switched off
-
-now: it is off; start it with `muster instance poweron 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01`
 ";
     assert_eq!(render_oldest_first(&json!({ "power_state": "off" }), events, &[snapshot]), expected);
 }
@@ -118,9 +116,7 @@ fn advises_about_an_instance_that_was_not_placed() {
     );
     assert!(text.contains("    not on sim-2: 0 of 64 GB is free\n"), "{text}");
     assert!(text.contains("4 s ago  it could not be scheduled: scheduling failed\n"), "{text}");
-    let now = "\nnow: it failed: scheduling failed; request less, delete unused instances, or try again later; delete it \
-               with `muster instance delete 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01`\n";
-    assert!(text.ends_with(now), "{text}");
+    assert!(text.contains("    next: request less, delete unused instances, or try again later\n"), "{text}");
 }
 
 #[test]
@@ -157,18 +153,6 @@ fn reports_a_failed_operation_once() {
 }
 
 #[test]
-fn current_state_contains_operations_in_progress() {
-    let record = json!({ "state": "preflight", "power_state": "initial" });
-    let mut fetch = operation(9.0, "node_inst_op", "executing", &json!(null));
-    fetch.progress = from_value(json!({ "done": 1024, "total": 4096 })).unwrap();
-    let text = render_oldest_first(&record, vec![], &[fetch]);
-    let now = "now: it is being created (preflight) on sim-1, waiting for label:tiny; in progress: instance_start (started 9 s ago, \
-               attempt 2, 1.0 KiB of 4.0 KiB)\n";
-    assert!(text.ends_with(now), "{text}");
-    assert!(text.contains("no events are recorded\n"), "{text}");
-}
-
-#[test]
 fn crash_names_the_next_step_and_counts_repetitions() {
     let crash =
         |age| event(age, "mutate", "power state is now crashed", &json!({ "reason": "killed by signal 9" }));
@@ -184,9 +168,6 @@ fn explains_an_unknown_power_state() {
     let record = json!({ "power_state": "unknown", "power_state_since": NOW - 8.0 });
     let text = render_oldest_first(&record, vec![lost], &[]);
     assert!(text.contains(&format!("8 s ago  its power state is unknown: {reason}\n")), "{text}");
-    let now = "now: its power state is unknown since 2025-12-31T23:59:52.000Z: sim-1 does not check in, and the VM may \
-               still be running; see `muster node show sim-1`\n";
-    assert!(text.ends_with(now), "{text}");
 }
 
 #[test]
@@ -202,18 +183,4 @@ fn counts_nodes_beyond_the_limit() {
     let nodes: Map<String, Value> = (0..40).map(|n| (format!("n{n:02}"), json!("full"))).collect();
     let rejected = rejected_nodes(&event(1.0, "status", "schedule at stage x", &json!({ "dropped": nodes })));
     assert_eq!((rejected.len(), rejected.last().unwrap().as_str()), (MAX_NODES + 1, "and 28 more nodes"));
-}
-
-#[test]
-fn advises_about_missing_images() {
-    let events = vec![
-        event(4.0, "mutate", "state is now preflight-error", &json!({ "reason": "no such image" })),
-        event(4.0, "mutate", "state is now error", &json!({})),
-    ];
-    let record = json!({ "state": "error", "error_message": "no such image" });
-    let text = render_oldest_first(&record, events, &[]);
-    assert!(
-        text.contains("now: it failed: no such image; list the images with `muster artifact list`; "),
-        "{text}"
-    );
 }

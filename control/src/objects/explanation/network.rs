@@ -1,0 +1,83 @@
+//! Why a network is in its state.
+
+use muster_types::Result;
+use muster_types::explanation::{AwaitedObject, Explanation, NextStep};
+use muster_types::network::NetworkState;
+use muster_types::object::{NameOrId, ObjectType};
+
+use super::{awaited, events_of, last};
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::{network, operation};
+use muster_store::networks::NetworkRow;
+use muster_store::{node_networks, nodes};
+
+/// Explains a network that the caller may change.
+pub async fn explain_network(app: &App, caller: &Caller, reference: &str) -> Result<Explanation> {
+    let row = network::find_own(app, caller, reference, None).await?;
+    let object = network::object(row.id);
+    let events = events_of(app, &object).await?;
+    let operations = operation::of_object(app, &object, false).await?;
+    let behind = nodes_behind(app, &row).await?;
+    let mut waits_for: Vec<AwaitedObject> = operations.iter().map(awaited).collect();
+    let failure = behind.iter().find(|node| node.state == FAILED).map(|node| node.text.clone());
+    let why = match row.state {
+        NetworkState::Initial => "it is being set up on the network node".to_owned(),
+        NetworkState::Created if failure.is_some() => {
+            "it is set up, but a node failed to apply the last change".to_owned()
+        }
+        NetworkState::Created if !behind.is_empty() => {
+            "it is set up; a change is being applied to its nodes".to_owned()
+        }
+        NetworkState::Created => "it is set up on every node that needs it".to_owned(),
+        NetworkState::Error => {
+            let reason = row.error_message.clone().or(failure);
+            format!("it failed: {}", reason.as_deref().unwrap_or("no reason was recorded, see its events"))
+        }
+        NetworkState::DeleteWait => "it is deleted as soon as it has no interfaces".to_owned(),
+        NetworkState::Deleted => "it was deleted".to_owned(),
+    };
+    waits_for.extend(behind);
+    let next = match row.state {
+        NetworkState::Error => {
+            vec![NextStep::command("delete it", format!("muster network delete {}", row.id))]
+        }
+        NetworkState::DeleteWait => vec![NextStep::command(
+            "list the interfaces that still use it",
+            format!("muster network interfaces {}", row.id),
+        )],
+        NetworkState::Initial | NetworkState::Created | NetworkState::Deleted => vec![],
+    };
+    Ok(Explanation {
+        object_type: ObjectType::Network.to_string(),
+        uuid: row.id.to_string(),
+        name: Some(row.name.clone()),
+        state: row.state.to_string(),
+        since: last(&events, &format!("state is now {}", row.state)).map(|event| event.timestamp),
+        why,
+        waits_for,
+        next,
+        placement: vec![],
+    })
+}
+
+/// The state of a node that failed to apply a network.
+const FAILED: &str = "failed";
+
+/// Returns the nodes that have not applied the newest change of a network.
+async fn nodes_behind(app: &App, row: &NetworkRow) -> Result<Vec<AwaitedObject>> {
+    let mut behind = Vec::new();
+    for applied in node_networks::of_network(&*app.store, row.id).await? {
+        if applied.error.is_none() && applied.generation >= row.generation {
+            continue;
+        }
+        let Some(node) = nodes::get(&*app.store, &NameOrId::Id(applied.node)).await? else { continue };
+        let name = node.identity.name;
+        let (state, text) = match applied.error {
+            Some(error) => (FAILED.to_owned(), format!("node {name} failed to apply it: {error}")),
+            None => (node.state.to_string(), format!("node {name} is applying it")),
+        };
+        behind.push(AwaitedObject { object_type: ObjectType::Node.to_string(), uuid: name, state, text });
+    }
+    Ok(behind)
+}
