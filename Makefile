@@ -8,7 +8,7 @@ AGENT_TARGET   = x86_64-unknown-linux-gnu
 DATA_DIR      ?=
 LISTEN        ?=
 
-.PHONY: build agent deb-agent image run test test-faults check bench fuzz packages-run packages-test packages-image
+.PHONY: build agent deb-agent image run test test-faults test-upgrade check bench fuzz packages-run packages-test packages-image
 .DEFAULT_GOAL := build
 
 build: packages-run           ## target/release/muster
@@ -33,6 +33,9 @@ test: packages-test image     ## every test; most of them wait for other process
 
 test-faults: packages-test image  ## 200 rounds of faults; MUSTER_FAULT_SEED repeats a run
 	MUSTER_FAULT_ROUNDS=$${MUSTER_FAULT_ROUNDS:-200} MUSTER_TEST_REQUIRE_ALL=1 cargo test --locked -p muster --test faults -- --nocapture
+
+test-upgrade: packages-test image  ## a rolling upgrade of three hosts from the previous build, which it builds from the git history
+	MUSTER_TEST_REQUIRE_ALL=1 cargo test --locked -p muster --test vm -- --ignored --nocapture upgrade::
 
 check: packages-run           ## formatting and lints
 	cargo fmt --all --check

@@ -219,6 +219,7 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Public, "node", handlers!(invitations::redeem));
     table.add(Admin, "admin", handlers!(admin::locks));
     table.add(Admin, "admin", handlers!(admin::resources));
+    table.add(Admin, "admin", handlers!(admin::upgrade));
     table.add(Admin, "admin", handlers!(admin::console_keys));
     table.add(Token, "admin", handlers!(admin::ca_certificate));
     table

@@ -183,7 +183,9 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     publish_images(Arc::clone(&app), arguments.image);
     let daemon = Daemon::start(app, data, drainer, (listener, node_listener), address.ip(), service);
     tracing::info!(url = apiurl, node = name, data = %daemon.data.path().display(), "serving");
-    print_login_url(&daemon.app, &apiurl).await;
+    // The daemon serves from here on, so a signal must shut it down in order instead of interrupting its start.
+    let app = Arc::clone(&daemon.app);
+    tokio::spawn(async move { print_login_url(&app, &apiurl).await });
     Ok(daemon)
 }
 

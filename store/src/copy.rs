@@ -29,6 +29,7 @@ pub async fn run(
     let source = Store::open(from).await?;
     let target = Store::open(to).await?;
     check_unused(&source, "source").await?;
+    check_complete(&source).await?;
     for table in migrate::TABLES {
         if !page(&target, table, &primary_key(table), None, 1).await?.is_empty() {
             return Err(StoreError::Internal(format!("the target is not empty: table {table} has rows")));
@@ -61,6 +62,20 @@ async fn check_unused(store: &Store, which: &str) -> Result<(), StoreError> {
             "a daemon on node {} (process {}) is using the {which}: stop it first",
             lease.node, lease.pid
         ))),
+        None => Ok(()),
+    }
+}
+
+/// Returns an error if the source lacks migrations that the target has, because their tables differ.
+async fn check_complete(source: &Store) -> Result<(), StoreError> {
+    let schema = super::schema::get(source).await?;
+    match super::schema::held_migrations(source, schema).first() {
+        Some(number) => {
+            let nodes = super::nodes::with_older_schema(source, *number).await?.join(", ");
+            Err(StoreError::Internal(format!(
+                "migration {number} of the source is held back until these nodes are upgraded or deleted: {nodes}"
+            )))
+        }
         None => Ok(()),
     }
 }

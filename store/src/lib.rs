@@ -41,6 +41,7 @@ pub mod quotas;
 pub mod references;
 mod row;
 pub mod rules;
+pub mod schema;
 pub mod seed;
 mod sqlite;
 pub mod state_counts;

@@ -1,4 +1,4 @@
-//! Schema migrations, run by one node at a time.
+//! Schema migrations, run by one daemon at a time while others, also older ones, use the database. See docs/decisions/0072.
 //!
 //! MariaDB cannot roll back DDL statements, so progress is recorded after each statement and every statement may run
 //! twice.
@@ -12,24 +12,55 @@ use crate::error::StoreError;
 use crate::leases::LeaseOwner;
 use crate::row::Read;
 use crate::store::Store;
-use crate::{leases, params, transaction};
+use crate::{leases, nodes, params, schema, transaction};
 
-const MIGRATIONS: &[(i64, &str)] = &[
-    (1, include_str!("../../migrations/0001_base.sql")),
-    (2, include_str!("../../migrations/0002_networks.sql")),
-    (3, include_str!("../../migrations/0003_images.sql")),
-    (4, include_str!("../../migrations/0004_instances.sql")),
-    (5, include_str!("../../migrations/0005_agent_operations.sql")),
-    (6, include_str!("../../migrations/0006_federation.sql")),
-    (7, include_str!("../../migrations/0007_claims.sql")),
-    (8, include_str!("../../migrations/0008_tenant_isolation.sql")),
-    (9, include_str!("../../migrations/0009_quotas.sql")),
-    (10, include_str!("../../migrations/0010_deleted_artifacts.sql")),
-    (11, include_str!("../../migrations/0011_blob_metadata.sql")),
-    (12, include_str!("../../migrations/0012_membership.sql")),
-    (13, include_str!("../../migrations/0013_instance_generations.sql")),
-    (14, include_str!("../../migrations/0014_tickets.sql")),
+/// A step of the schema.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Migration {
+    pub(crate) number: i64,
+    text: &'static str,
+    /// Whether daemons that do not know it can use the database afterwards.
+    pub(crate) is_additive: bool,
+}
+
+impl Migration {
+    /// Returns the table that records the migration. Daemons do not start if `migrations` has a higher number than they
+    /// know, including those that do not know the other table.
+    fn table(&self) -> &'static str {
+        if self.is_additive { "additive_migrations" } else { "migrations" }
+    }
+}
+
+/// A migration after which older daemons can use the database: it adds tables, indexes, or columns with a default.
+const fn additive(number: i64, text: &'static str) -> Migration {
+    Migration { number, text, is_additive: true }
+}
+
+/// A migration after which older daemons cannot use the database. It is held back while one may be running.
+const fn breaking(number: i64, text: &'static str) -> Migration {
+    Migration { number, text, is_additive: false }
+}
+
+pub(super) const MIGRATIONS: &[Migration] = &[
+    breaking(1, include_str!("../../migrations/0001_base.sql")),
+    breaking(2, include_str!("../../migrations/0002_networks.sql")),
+    breaking(3, include_str!("../../migrations/0003_images.sql")),
+    breaking(4, include_str!("../../migrations/0004_instances.sql")),
+    breaking(5, include_str!("../../migrations/0005_agent_operations.sql")),
+    breaking(6, include_str!("../../migrations/0006_federation.sql")),
+    breaking(7, include_str!("../../migrations/0007_claims.sql")),
+    breaking(8, include_str!("../../migrations/0008_tenant_isolation.sql")),
+    breaking(9, include_str!("../../migrations/0009_quotas.sql")),
+    breaking(10, include_str!("../../migrations/0010_deleted_artifacts.sql")),
+    breaking(11, include_str!("../../migrations/0011_blob_metadata.sql")),
+    breaking(12, include_str!("../../migrations/0012_membership.sql")),
+    breaking(13, include_str!("../../migrations/0013_instance_generations.sql")),
+    breaking(14, include_str!("../../migrations/0014_tickets.sql")),
+    additive(17, include_str!("../../migrations/0017_daemon_schemas.sql")),
 ];
+
+/// The last migration that is applied unconditionally. Nodes record their schema version since a later one.
+const LAST_UNCONDITIONAL: i64 = 14;
 
 /// The name of the lease of a running migration.
 pub(crate) const MIGRATION_LEASE: &str = "migration";
@@ -49,19 +80,25 @@ CREATE TABLE IF NOT EXISTS leases (
 CREATE TABLE IF NOT EXISTS migrations (
     number BIGINT NOT NULL PRIMARY KEY,
     statements_done BIGINT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS additive_migrations (
+    number BIGINT NOT NULL PRIMARY KEY,
+    statements_done BIGINT NOT NULL
 );";
 
-pub(super) async fn run(mut store: &Store) -> Result<(), StoreError> {
+/// Applies the missing migrations when a daemon starts. Returns an error if this program cannot use the database.
+pub(super) async fn run(store: &Store) -> Result<(), StoreError> {
     for statement in statements(BOOTSTRAP_SCHEMA) {
         run_statement(store, statement).await?;
     }
-    let (newest, _) = MIGRATIONS[MIGRATIONS.len() - 1];
-    let found: i64 = store.fetch_one("SELECT COALESCE(MAX(number), 0) FROM migrations", &[]).await?;
-    if found > newest {
-        return Err(StoreError::Internal(format!(
-            "the database is at migration {found} and this muster knows only {newest}: it needs a newer muster"
-        )));
+    if let Some(reason) = schema::unsupported(store).await? {
+        return Err(StoreError::Internal(reason));
     }
+    apply_missing(store).await
+}
+
+/// Applies the missing migrations, except those that are held back.
+pub(super) async fn apply_missing(store: &Store) -> Result<(), StoreError> {
     let owner = LeaseOwner::new(MIGRATION_LEASE);
     let mut is_waiting = false;
     while !leases::acquire(store, MIGRATION_LEASE, &owner, LEASE_SECONDS).await.map_err(unavailable)? {
@@ -76,26 +113,74 @@ pub(super) async fn run(mut store: &Store) -> Result<(), StoreError> {
 }
 
 async fn apply(mut store: &Store, owner: &LeaseOwner) -> Result<(), StoreError> {
-    for (number, text) in MIGRATIONS {
-        let sql = "SELECT statements_done FROM migrations WHERE number = ?";
-        let done: usize = store.fetch_optional(sql, params![*number]).await?.unwrap_or(0);
-        for (at, statement) in (0i64..).zip(statements(text)).skip(done) {
+    let mut has_held = false;
+    for migration in store.migrations {
+        let sql = format!("SELECT statements_done FROM {} WHERE number = ?", migration.table());
+        let done: usize = store.fetch_optional(&sql, params![migration.number]).await?.unwrap_or(0);
+        if done == 0 && !may_begin(store, migration).await? {
+            has_held = true;
+            continue;
+        }
+        for (at, statement) in (0i64..).zip(statements(migration.text)).skip(done) {
             if !leases::acquire(store, MIGRATION_LEASE, owner, LEASE_SECONDS).await.map_err(unavailable)? {
                 return Err(StoreError::Unavailable("lost the migration lease".into()));
             }
             run_statement(store, statement).await?;
-            transaction!(store, |tx| {
-                tx.execute(
-                    "REPLACE INTO migrations (number, statements_done) VALUES (?, ?)",
-                    params![*number, at + 1],
-                )
-                .await?;
-                Ok(())
-            })
-            .map_err(unavailable)?;
+            record(store, migration, at + 1).await?;
         }
     }
+    store.set_held_migrations(has_held);
     Ok(())
+}
+
+/// Records the number of completed statements of a migration.
+async fn record(store: &Store, migration: &Migration, statements_done: i64) -> Result<(), StoreError> {
+    let sql = format!("REPLACE INTO {} (number, statements_done) VALUES (?, ?)", migration.table());
+    transaction!(store, |tx| {
+        tx.execute(&sql, params![migration.number, statements_done]).await?;
+        Ok(())
+    })
+    .map_err(unavailable)
+}
+
+/// Returns whether a migration may begin: not while a daemon may be running that cannot use the database afterwards.
+async fn may_begin(store: &Store, migration: &Migration) -> Result<bool, StoreError> {
+    if migration.is_additive || migration.number <= LAST_UNCONDITIONAL {
+        return Ok(true);
+    }
+    let older = nodes::with_older_schema(store, migration.number).await?;
+    if older.is_empty() {
+        // From here on no older daemon starts; one that joined before is found, or fenced if it is down.
+        record(store, migration, 0).await?;
+        if exclude_older(store, migration).await? {
+            return Ok(true);
+        }
+    }
+    transaction!(store, |tx| {
+        tx.execute("DELETE FROM migrations WHERE number = ?", params![migration.number]).await?;
+        Ok(())
+    })
+    .map_err(unavailable)?;
+    if !store.has_held_migrations() {
+        tracing::warn!(
+            migration = migration.number,
+            nodes = older.join(", "),
+            "holding a migration back until these nodes are upgraded"
+        );
+    }
+    Ok(false)
+}
+
+/// Fences the nodes with an older schema that are down. Returns `false` if one may be up.
+async fn exclude_older(store: &Store, migration: &Migration) -> Result<bool, StoreError> {
+    transaction!(store, |tx| {
+        let is_unused = nodes::with_older_schema(&mut *tx, migration.number).await?.is_empty();
+        if is_unused {
+            nodes::fence_older_schema(tx, migration.number).await?;
+        }
+        Ok(is_unused)
+    })
+    .map_err(unavailable)
 }
 
 async fn run_statement(store: &Store, statement: &str) -> Result<(), StoreError> {

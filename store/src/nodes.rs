@@ -198,13 +198,20 @@ pub async fn set_identity(tx: &mut Tx, identity: &NodeIdentity) -> Result<(), St
     Ok(())
 }
 
-/// Starts a new epoch of a node whose daemon starts, and returns it. `lock_file` identifies the daemon's data directory.
-pub async fn begin_epoch(tx: &mut Tx, id: NodeId, lock_file: &str) -> Result<i64, StoreError> {
+/// Starts a new epoch of a node whose daemon starts, and returns it. `lock_file` identifies the daemon's data directory, and
+/// `schema_version` is that of the daemon.
+pub async fn begin_epoch(
+    tx: &mut Tx,
+    id: NodeId,
+    lock_file: &str,
+    schema_version: i64,
+) -> Result<i64, StoreError> {
+    // MariaDB assigns from left to right, so that the epoch comes after the columns that are computed from it.
     let sql = format!(
-        "UPDATE nodes SET epoch = epoch + 1, started = {NOW}, lastseen = {NOW}, lock_file = ?, version = version + 1 \
-         WHERE uuid = ?"
+        "UPDATE nodes SET schema_version = ?, schema_epoch = epoch + 1, epoch = epoch + 1, started = {NOW}, lastseen = {NOW}, \
+         lock_file = ?, version = version + 1 WHERE uuid = ?"
     );
-    tx.execute(&sql, params![lock_file, id]).await?;
+    tx.execute(&sql, params![schema_version, lock_file, id]).await?;
     tx.fetch_one("SELECT epoch FROM nodes WHERE uuid = ?", params![id]).await
 }
 
@@ -214,6 +221,48 @@ pub async fn begin_epoch(tx: &mut Tx, id: NodeId, lock_file: &str) -> Result<i64
 pub async fn fence(tx: &mut Tx, id: NodeId) -> Result<(), StoreError> {
     tx.execute("UPDATE nodes SET epoch = epoch + 1, version = version + 1 WHERE uuid = ?", params![id])
         .await?;
+    Ok(())
+}
+
+/// What the daemon of a node runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRelease {
+    pub name: String,
+    pub state: NodeState,
+    pub release: String,
+    /// The schema version of the daemon; `None` if its release does not record it.
+    pub schema_version: Option<i64>,
+}
+
+columns! { NodeRelease {
+    name,
+    state,
+    release: software,
+    schema_version: recorded_version(schema_version, schema_epoch, epoch),
+} }
+
+/// Returns the schema version of a daemon, unless it was recorded by an earlier daemon of the node.
+fn recorded_version(version: i64, recorded_epoch: i64, epoch: i64) -> Option<i64> {
+    (version > 0 && recorded_epoch == epoch).then_some(version)
+}
+
+/// Returns what the daemons of all nodes run that are not deleted.
+pub async fn releases(mut db: impl Read) -> Result<Vec<NodeRelease>, StoreError> {
+    db.select("FROM nodes WHERE state <> 'deleted' ORDER BY name", &[]).await
+}
+
+/// Returns the names of the nodes whose daemon may be running with an older schema version.
+pub(crate) async fn with_older_schema(mut db: impl Read, version: i64) -> Result<Vec<String>, StoreError> {
+    let sql = "SELECT name FROM nodes WHERE state IN ('created', 'stopping', 'missing') \
+               AND (schema_version < ? OR schema_epoch <> epoch) ORDER BY name";
+    db.fetch(sql, params![version]).await
+}
+
+/// Fences the other nodes with an older schema version: a daemon that returns must not use the database.
+pub(crate) async fn fence_older_schema(tx: &mut Tx, version: i64) -> Result<(), StoreError> {
+    let sql = "UPDATE nodes SET epoch = epoch + 1, version = version + 1 WHERE state IN ('stopped', 'error') \
+               AND (schema_version < ? OR schema_epoch <> epoch)";
+    tx.execute(sql, params![version]).await?;
     Ok(())
 }
 

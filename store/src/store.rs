@@ -2,12 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use muster_types::Error;
 
 use crate::error::StoreError;
 use crate::membership::Membership;
+use crate::migrate::Migration;
 use crate::row::{Read, Row};
 use crate::transaction::{Tx, TxEngine};
 use crate::value::Value;
@@ -25,6 +26,10 @@ pub struct Store {
     pub membership: Arc<Membership>,
     /// The number of statements.
     statements: Arc<AtomicU64>,
+    /// The migrations that this program knows, by number.
+    pub(crate) migrations: &'static [Migration],
+    /// Whether some of them are held back.
+    has_held_migrations: AtomicBool,
 }
 
 impl std::fmt::Debug for Store {
@@ -43,14 +48,19 @@ impl Read for &Store {
 }
 
 impl Store {
-    /// Opens the database at `url` and migrates its schema to the newest version.
+    /// Opens the database at `url` and applies the missing migrations, except those that are held back.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let store = Self::open_unmigrated(url).await?;
+        Self::open_with(url, migrate::MIGRATIONS).await
+    }
+
+    /// Opens a database as a program with the given migrations.
+    pub(crate) async fn open_with(url: &str, migrations: &'static [Migration]) -> Result<Self, StoreError> {
+        let store = Self::open_unmigrated(url, migrations).await?;
         migrate::run(&store).await?;
         Ok(store)
     }
 
-    async fn open_unmigrated(url: &str) -> Result<Self, StoreError> {
+    async fn open_unmigrated(url: &str, migrations: &'static [Migration]) -> Result<Self, StoreError> {
         let engine = if let Some(path) = url.strip_prefix("sqlite:") {
             let path = path.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(path);
             if path.is_empty() {
@@ -62,7 +72,28 @@ impl Store {
         } else {
             return Err(StoreError::Internal("the database URL must start with sqlite: or mysql:".into()));
         };
-        Ok(Self { engine, membership: Arc::default(), statements: Arc::default() })
+        Ok(Self {
+            engine,
+            membership: Arc::default(),
+            statements: Arc::default(),
+            migrations,
+            has_held_migrations: AtomicBool::default(),
+        })
+    }
+
+    /// Returns the schema version of this program: the number of the last migration that it knows.
+    #[must_use]
+    pub fn schema_version(&self) -> i64 {
+        self.migrations.last().map_or(0, |migration| migration.number)
+    }
+
+    /// Returns whether migrations were held back the last time that this program applied them.
+    pub(crate) fn has_held_migrations(&self) -> bool {
+        self.has_held_migrations.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_held_migrations(&self, has_held: bool) {
+        self.has_held_migrations.store(has_held, Ordering::Relaxed);
     }
 
     /// Runs a statement outside of a transaction and returns its rows.

@@ -8,6 +8,7 @@ mod agent;
 mod artifacts;
 mod auth;
 mod claims;
+mod cluster_upgrade;
 mod console_tickets;
 mod evacuation_races;
 mod event_streams;

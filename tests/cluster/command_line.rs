@@ -64,6 +64,9 @@ fn commands_manage_objects_of_the_api() {
     assert_eq!(json("node list").as_array().unwrap().len(), 2);
     assert!(ok("node show sim-1").contains("sim-1"));
     ok("node set-metadata sim-1 rack r1");
+    let status = ok("cluster upgrade status");
+    assert!(status.contains("node sim-2") && status.contains("nothing to do"), "{status}");
+    assert!(json("cluster upgrade status")["held_migrations"].as_array().unwrap().is_empty());
     ok("namespace delete ci");
     let operation = &json("operation list --target-type namespace --target ci")[0];
     let uuid = operation["uuid"].as_str().unwrap();

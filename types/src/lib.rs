@@ -7,6 +7,7 @@ pub mod artifact;
 pub mod blob;
 pub mod capacity;
 pub mod claim;
+pub mod cluster_upgrade;
 pub mod error;
 pub mod event;
 pub mod event_message;

@@ -11,6 +11,7 @@ use muster_types::agent_operation::AgentOperationRecord;
 use muster_types::artifact::{ArtifactRecord, VersionRecord};
 use muster_types::blob::BlobRecord;
 use muster_types::claim::ClaimRecord;
+use muster_types::cluster_upgrade::ClusterUpgradeRecord;
 use muster_types::event::EventRecord;
 use muster_types::explanation::Explanation;
 use muster_types::ids::ArtifactId;
@@ -146,9 +147,10 @@ macro_rules! named_bodies {
 pub(crate) use named_bodies;
 
 named_bodies! {
-    AddressRecord, AgentOperationRecord, ArtifactId, ArtifactRecord, BlobRecord, ClaimRecord, EvacuationRecord, EventRecord,
-    Explanation,    InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord, NamespaceRecord, NetworkRecord, NodeRecord, OperationHandle,
-    OperationRecord, PingResult, ProxyRecord, QuotaRecord, RuleRecord, SnapshotRecord, UploadRecord, VersionRecord,
+    AddressRecord, AgentOperationRecord, ArtifactId, ArtifactRecord, BlobRecord, ClaimRecord, ClusterUpgradeRecord,
+    EvacuationRecord, EventRecord, Explanation, InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord, NamespaceRecord,
+    NetworkRecord, NodeRecord, OperationHandle, OperationRecord, PingResult, ProxyRecord, QuotaRecord, RuleRecord,
+    SnapshotRecord, UploadRecord, VersionRecord,
 }
 
 impl JsonBody for String {

@@ -14,8 +14,10 @@ use crate::error::ApiResult;
 use crate::guard::Authenticated;
 use crate::response::{Json, Opaque, content, named_bodies};
 use muster_control::app::App;
+use muster_control::objects::cluster_upgrade;
 use muster_store::{leases, nodes};
 use muster_types::Error;
+use muster_types::cluster_upgrade::ClusterUpgradeRecord;
 use muster_types::node::NodeState;
 
 /// Lists the cluster-wide leases and their owners.
@@ -127,6 +129,16 @@ pub(crate) async fn resources(
         resources.per_node.insert(row.identity.name, node);
     }
     Ok(Json(resources))
+}
+
+/// Returns what the nodes run, the schema versions that the database supports, and the next step of an upgrade.
+#[utoipa::path(get, path = "/admin/upgrade", tag = "admin", responses(
+    (status = 200, description = "The releases of the nodes, and what to do next.")))]
+pub(crate) async fn upgrade(
+    State(app): State<Arc<App>>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<ClusterUpgradeRecord>> {
+    Ok(Json(cluster_upgrade::get(&app).await?))
 }
 
 /// Returns the public keys with which the console proxy verifies tokens.

@@ -5,6 +5,7 @@ mod artifacts;
 mod blobs;
 mod claims;
 mod client;
+mod cluster_upgrades;
 mod error;
 mod events;
 mod exchanges;

@@ -8,6 +8,7 @@ mod artifact_tables;
 mod artifact_transfer;
 mod blob;
 mod claim;
+mod cluster;
 mod console;
 mod cp;
 mod events;
@@ -86,6 +87,9 @@ pub enum Command {
     /// Manage quotas of namespaces
     #[command(subcommand)]
     Quota(quota::Command),
+    /// Show the cluster as a whole
+    #[command(subcommand)]
+    Cluster(cluster::Command),
     /// Manage the nodes of the cluster
     #[command(subcommand)]
     Node(node::Command),
@@ -148,6 +152,7 @@ async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode
         Command::Rule(command) => rule::run(command, &Session::new(options)?).await?,
         Command::Claim(command) => claim::run(command, &Session::new(options)?).await?,
         Command::Quota(command) => quota::run(command, &Session::new(options)?).await?,
+        Command::Cluster(command) => cluster::run(command, &Session::new(options)?).await?,
         Command::Node(node::Command::Join(arguments)) => node_join::run(arguments).await?,
         Command::Node(command) => node::run(command, &Session::new(options)?).await?,
         Command::Network(command) => network::run(command, &Session::new(options)?).await?,

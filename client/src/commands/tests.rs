@@ -86,6 +86,8 @@ fn parses_every_command() {
         "muster quota show ci",
         "muster quota set ci networks=10 memory_mb=0",
         "muster quota reset ci networks floating_addresses",
+        "muster cluster upgrade status",
+        "muster cluster upgrade status --json",
         "muster node list",
         "muster node show sim-1",
         "muster node resources sim-1",

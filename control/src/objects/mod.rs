@@ -9,6 +9,7 @@ pub mod audit;
 pub mod blob;
 pub mod blob_copy;
 pub mod claim;
+pub mod cluster_upgrade;
 pub mod event_stream;
 pub mod exchange;
 pub mod explanation;

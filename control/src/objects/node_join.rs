@@ -113,7 +113,7 @@ async fn try_join(app: &App, tx: &mut Tx, identity: &NodeIdentity) -> Result<Joi
         let report = NodeReport { fencing_lease: None, instance_fencing_lease: None, ..row.report.clone() };
         nodes::set_report(tx, identity.id, &report).await?;
     }
-    let epoch = nodes::begin_epoch(tx, identity.id, &lock_file).await?;
+    let epoch = nodes::begin_epoch(tx, identity.id, &lock_file, app.store.schema_version()).await?;
     Ok(JoinOutcome::Joined { epoch, is_new: existing.is_none() })
 }
 

@@ -5,17 +5,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::node::{HostFeature, NodeReport, NodeState, RouterGate};
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::{Error, Result};
 
 use super::changes::MAX_SUMMARY_AGE;
 use crate::app::App;
 use crate::objects::instance::{fence, local_node};
 use crate::objects::{node, node_join};
 use muster_store::membership::{MAX_CLOCK_SKEW, Member};
-use muster_store::{node_networks, nodes, transaction};
+use muster_store::{node_networks, nodes, schema, transaction};
 
 /// The number of check-ins for each report of the resources.
 const CHECK_INS_PER_REPORT: u32 = 5;
@@ -32,6 +32,10 @@ pub async fn join(app: &App) -> Result<()> {
         node_join::join(app, node.identity()).await?;
         let id = node.identity().id;
         transaction!(app.store, |tx| { Ok(node_networks::reset_generations(tx, id).await?) })?;
+    }
+    // A migration may have begun since this daemon opened the database.
+    if let Some(reason) = schema::unsupported(&app.store).await? {
+        return Err(Error::Conflict(reason));
     }
     check_in(app).await?;
     for node in &app.nodes {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_store::schema;
 use muster_types::settings::Settings;
 
 use super::task::{Run, RunsOn, Task};
@@ -161,6 +162,19 @@ pub static TASKS: &[Task] = &[
         }),
     },
     Task {
+        name: "migrations",
+        runs_on: RunsOn::Maintainer,
+        interval: |_| MIGRATION_INTERVAL,
+        last_run: None,
+        purpose: "applies migrations that are held back, once all nodes support them",
+        run: Run::CancellablePass(|app| {
+            Box::pin(async {
+                schema::apply_held(&app.store).await?;
+                Ok(false)
+            })
+        }),
+    },
+    Task {
         name: "network watch",
         runs_on: RunsOn::Maintainer,
         interval: repair_interval,
@@ -245,6 +259,8 @@ pub static TASKS: &[Task] = &[
 
 /// The maximum interval of the cleaner, which reads one statement for each type of object.
 const MAX_CLEANER_INTERVAL: Duration = Duration::from_secs(300);
+/// How often the maintainer checks whether all nodes support a migration that is held back.
+const MIGRATION_INTERVAL: Duration = Duration::from_secs(5);
 /// The maximum interval of the tasks that repair objects.
 const MAX_REPAIR_INTERVAL: Duration = Duration::from_secs(60);
 

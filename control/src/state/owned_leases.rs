@@ -116,7 +116,7 @@ mod tests {
         };
         let epoch = transaction!(store, |tx| {
             nodes::insert(tx, &identity).await?;
-            Ok(nodes::begin_epoch(tx, identity.id, "lock file").await?)
+            Ok(nodes::begin_epoch(tx, identity.id, "lock file", store.schema_version()).await?)
         })
         .unwrap();
         store.membership.join(Member { node: identity.id, epoch });

@@ -30,7 +30,7 @@ on_both_engines! {
         let identity = identity("a");
         let epoch = transaction!(store, |tx| {
             nodes::insert(tx, &identity).await?;
-            Ok(nodes::begin_epoch(tx, identity.id, "lock").await?)
+            Ok(nodes::begin_epoch(tx, identity.id, "lock", store.schema_version()).await?)
         })
         .unwrap();
         let (a, b) = (LeaseOwner::new("a"), LeaseOwner::new("b"));

@@ -26,7 +26,7 @@ pub(crate) fn identity(name: &str) -> NodeIdentity {
 pub(crate) async fn join(store: &Store, identity: &NodeIdentity) -> Member {
     let epoch = transaction!(store.unfenced(), |tx| {
         nodes::insert(tx, identity).await?;
-        Ok(nodes::begin_epoch(tx, identity.id, "lock file").await?)
+        Ok(nodes::begin_epoch(tx, identity.id, "lock file", store.schema_version()).await?)
     });
     let member = Member { node: identity.id, epoch: epoch.unwrap() };
     store.membership.join(member);

@@ -511,5 +511,6 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     ("POST", "/admin/invitations/redeem", "", [404, 404, 404, 404, 404, 404, 404]),
     ("GET", "/admin/locks", "admin.read", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/admin/resources", "admin.read", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/admin/upgrade", "admin.read", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/admin/vditokenpubkey", "admin.read", [401, 401, 401, 401, 401, 401, 200]),
 ];

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_testing::{Daemon, DaemonSetup, NetworkNamespace, wait_for};
+use muster_testing::{Daemon, DaemonSetup, NetworkNamespace, daemon_program, wait_for};
 use muster_types::ids::{NetworkId, NodeId};
 use nix::sys::signal::Signal;
 use reqwest::Method;
@@ -84,7 +84,9 @@ impl Host {
     /// Stops the daemon with SIGTERM.
     pub fn stop(&mut self) {
         let daemon = Arc::into_inner(self.daemon.take().unwrap()).unwrap();
-        assert!(daemon.stop().success());
+        let log = daemon.data.with_extension("log");
+        let status = daemon.stop();
+        assert!(status.success(), "{status}: {}", std::fs::read_to_string(log).unwrap_or_default());
     }
 
     /// Sends a signal to the daemon.
@@ -97,6 +99,11 @@ impl Host {
         self.stop();
         self.setup = self.setup.clone().set(name, value);
         self.start();
+    }
+
+    /// Starts another program from now on.
+    pub fn set_program(&mut self, program: &str) {
+        self.setup = self.setup.clone().program(program);
     }
 
     /// Hands the daemon over to the caller; [`set_daemon`](Self::set_daemon) returns it.
@@ -270,16 +277,26 @@ impl HostCluster {
     pub fn single_host(settings: &[(&str, &str)]) -> Self {
         let directory = create_directory();
         let database_url = format!("sqlite:{}", directory.join("m1/data/muster.db").display());
-        Self::new(1, 1, directory, database_url, settings)
+        Self::new(&daemon_program(), &[], (1, 1), directory, database_url, settings)
     }
 
     /// Creates a cluster of hosts that share a MariaDB, or `None` when that is not installed.
     pub fn with_hosts(count: usize, settings: &[(&str, &str)]) -> Option<Self> {
+        Self::with_program(&daemon_program(), &[], count, settings)
+    }
+
+    /// Like [`with_hosts`](Self::with_hosts), with another program than the one under test, and arguments for the first host.
+    pub(crate) fn with_program(
+        program: &str,
+        arguments: &[&str],
+        count: usize,
+        settings: &[(&str, &str)],
+    ) -> Option<Self> {
         let Some(database_url) = muster_testing::socket_url() else {
             muster_testing::skipped("mariadb-server");
             return None;
         };
-        Some(Self::new(count, 1, create_directory(), database_url, settings))
+        Some(Self::new(program, arguments, (count, 1), create_directory(), database_url, settings))
     }
 
     /// Like [`with_hosts`](Self::with_hosts), but the last two hosts may be the network node. The external peer reaches
@@ -292,15 +309,17 @@ impl HostCluster {
         let virtual_ip = format!("{VIRTUAL_IP}/24");
         let settings: Vec<_> =
             settings.iter().copied().chain([("NETWORK_VIRTUAL_IP", virtual_ip.as_str())]).collect();
-        let cluster = Self::new(count, 2, create_directory(), database_url, &settings);
+        let cluster =
+            Self::new(&daemon_program(), &[], (count, 2), create_directory(), database_url, &settings);
         cluster.external_peer.sh(&format!("ip route replace 192.168.20.0/24 via {VIRTUAL_IP}"));
         Some(cluster)
     }
 
-    /// Creates a cluster in which the last `candidates` hosts may be the network node. The last one joins first.
+    /// Creates a cluster of `count` hosts in which the last `candidates` may be the network node. The last one joins first.
     fn new(
-        count: usize,
-        candidates: usize,
+        program: &str,
+        arguments: &[&str],
+        (count, candidates): (usize, usize),
         directory: PathBuf,
         database_url: String,
         settings: &[(&str, &str)],
@@ -309,7 +328,8 @@ impl HostCluster {
         switch.sh("ip link add switch type bridge && ip link set switch up");
         let mut hosts: Vec<Host> = (1..=count)
             .map(|number| {
-                let setup = setup(&directory.join(format!("m{number}")))
+                let setup = setup(program, &directory.join(format!("m{number}")))
+                    .arguments(if number == 1 { arguments } else { &[] })
                     .set("DATABASE_URL", &database_url)
                     .set("NODE_IS_NETWORK_NODE", if number + candidates > count { "true" } else { "false" });
                 let setup = settings.iter().fold(setup, |setup, (name, value)| setup.set(name, value));
@@ -346,10 +366,9 @@ fn create_directory() -> PathBuf {
     tempfile::tempdir().unwrap().keep()
 }
 
-fn setup(directory: &Path) -> DaemonSetup {
+fn setup(program: &str, directory: &Path) -> DaemonSetup {
     std::fs::create_dir_all(directory).unwrap();
-    DaemonSetup::new(&muster_testing::daemon_program(), &directory.join("data"))
-        .arguments(&[])
+    DaemonSetup::new(program, &directory.join("data"))
         .listen_on_all_addresses()
         .set("AUTH_SECRET_SEED", SECRET_SEED)
         .set("SYSTEM_KEY", SYSTEM_KEY)

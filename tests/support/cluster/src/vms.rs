@@ -56,19 +56,31 @@ pub fn vm_hosts(count: usize, more: &[(&str, &str)]) -> Option<HostCluster> {
     Some(publish_image(cluster, "tiny", &tiny_image()))
 }
 
+/// Like [`vm_hosts`], with another program than the one under test.
+pub fn vm_hosts_with_program(program: &str, count: usize, more: &[(&str, &str)]) -> Option<HostCluster> {
+    let image = format!("tiny={}", tiny_image().display());
+    let cluster = HostCluster::with_program(program, &["--image", &image], count, &vm_settings(more))?;
+    wait_until_published(cluster.host(1), "tiny");
+    Some(cluster)
+}
+
 /// Restarts the first host's daemon so that it publishes an image.
 pub fn publish_image(mut cluster: HostCluster, name: &str, image: &Path) -> HostCluster {
     let first = &mut cluster.hosts[0];
     first.stop();
     first.setup = first.setup.clone().arguments(&["--image", &format!("{name}={}", image.display())]);
     first.start();
+    wait_until_published(first, name);
+    cluster
+}
+
+fn wait_until_published(host: &Host, name: &str) {
     wait_for("the image to be published", WAIT_TIMEOUT, || {
-        let artifacts = first.get("/artifacts");
+        let artifacts = host.get("/artifacts");
         let label = format!("sf://label/system/{name}");
         let mut artifacts = artifacts.as_array().unwrap().iter();
         artifacts.any(|artifact| artifact["source_url"] == label.as_str()).then_some(())
     });
-    cluster
 }
 
 /// The tables whose rows instances add or change, and the column that identifies a row.
