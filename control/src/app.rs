@@ -1,10 +1,11 @@
 //! The state that all parts of the control plane share.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
 use muster_types::event::Event;
+use muster_types::ids::{InstanceId, NodeId};
 use muster_types::key::Secret;
 use muster_types::lock_file::LockFileId;
 use muster_types::node::{HostFeature, NodeApi};
@@ -77,6 +78,10 @@ pub struct App {
     pub lock_file: LockFileId,
     /// The limits of this daemon's nodes that were logged.
     pub(crate) limits_logged: Mutex<BTreeSet<HostFeature>>,
+    /// Why the shared storage of each of this daemon's nodes cannot be used, if it cannot.
+    pub(crate) storage_problems: Mutex<HashMap<NodeId, Option<String>>>,
+    /// Why VMs of this daemon's nodes cannot use their disks on shared storage yet.
+    pub(crate) storage_waits: Mutex<HashMap<InstanceId, String>>,
     /// Locked for reading by every change in progress.
     changes: Arc<RwLock<()>>,
 }
@@ -107,6 +112,8 @@ impl App {
             changes: Arc::default(),
             lock_file: LockFileId { boot: uuid::Uuid::new_v4().to_string(), device: 0, inode: 0, host: None },
             limits_logged: Mutex::default(),
+            storage_problems: Mutex::default(),
+            storage_waits: Mutex::default(),
             event_budget: EventBudget::default(),
             event_streams: EventStreams::default(),
             queue: Queue::default(),

@@ -400,6 +400,8 @@ fn create_nodes(
         let node = |(number, id): (usize, _)| -> Arc<dyn NodeApi> {
             let storage = data.path().join("simulated").join(number.to_string());
             let node = SimulatedNode::new(number, id, &storage);
+            let shared = &settings.shared_storage;
+            node.set_shared_storage((!shared.is_empty()).then(|| Path::new(shared)));
             Arc::new(node.with_api_url(format!("{scheme}://{}", local_address(listen_address))))
         };
         return Ok(numbers.into_iter().zip(ids).map(node).collect());

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muster_types::guest::GuestApi;
-use muster_types::ids::NetworkId;
+use muster_types::ids::{ClusterId, NetworkId, StorageId};
 use muster_types::instance::FencingPolicy;
 use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use muster_types::node::{
     FoundNetwork, HostFeature, NodeApi, NodeFuture, NodeIdentity, NodeReport, RouterGate,
 };
 use muster_types::settings::Settings;
+use muster_types::shared_storage::SharedStorageRecord;
 use muster_types::storage::StorageApi;
 use muster_types::vm::VmApi;
 use muster_types::{Error, Result};
@@ -25,7 +26,7 @@ use crate::fencing::FencingLease;
 use crate::guest::{GuestRegistry, LocalGuests};
 use crate::image::Images;
 use crate::network::{self, Networks};
-use crate::storage::FileStorage;
+use crate::storage::{FileStorage, SharedStorage};
 use crate::vm::{ConsoleArchive, LocalVms, NodeAddress};
 use crate::{host, host_features};
 
@@ -76,6 +77,10 @@ impl LocalNode {
         let images = Images::new(&commands, settings);
         let missing_images = images.missing_requirement();
         let files = Arc::new(FileStorage::new(storage, images));
+        if !settings.shared_storage.is_empty() {
+            let path = PathBuf::from(&settings.shared_storage);
+            files.set_shared(Some(SharedStorage::new(path, id, false)));
+        }
         let name = or_default(&settings.node_name, host::hostname);
         let ip = settings.node_mesh_ip.unwrap_or_else(host::primary_address);
         let guest_registry = Arc::new(GuestRegistry::default());
@@ -264,6 +269,14 @@ impl NodeApi for LocalNode {
                 ..report
             })
         })
+    }
+
+    fn inspect_shared_storage(
+        &self,
+        cluster: ClusterId,
+        registered: Option<StorageId>,
+    ) -> NodeFuture<'_, Option<SharedStorageRecord>> {
+        Box::pin(self.storage.inspect_shared(cluster, registered))
     }
 
     fn renew_fencing_lease(&self, began: Instant) -> Result<()> {

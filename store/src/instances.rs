@@ -7,7 +7,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use muster_types::capacity::Capacity;
-use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId};
+use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId, StorageId};
 use muster_types::instance::{
     ConfigDriveType, DiskRecord, DiskSpecRecord, FencingPolicy, InstanceState, MachineType, PowerState,
     RestartPolicy, SideChannel, manual_restart,
@@ -15,6 +15,7 @@ use muster_types::instance::{
 use muster_types::node::NodeState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::OperationHandle;
+use muster_types::shared_storage::{StorageType, local_storage};
 use muster_types::spec::VideoSpec;
 use muster_types::time::now;
 use muster_types::vm::ConsolePorts;
@@ -80,6 +81,14 @@ pub struct InstanceSpec {
     /// Whether it may be created again from its images when its host is lost.
     #[serde(default)]
     pub disposable: bool,
+    #[serde(default = "local_storage")]
+    pub storage: StorageType,
+    /// The shared storage that its disks are on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_uuid: Option<StorageId>,
+    /// Whether the shared storage has all of its disks.
+    #[serde(default)]
+    pub has_shared_disks: bool,
     #[serde(default = "manual_restart")]
     pub restart: RestartPolicy,
     /// Unset: the policy of the cluster.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use muster_types::blob::{Checksums, ContentDigest, CopyState, ImageFacts, ImageFormat};
 use muster_types::capacity::Capacity;
 use muster_types::event::{Event, EventType};
-use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId};
+use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId, StorageId};
 use muster_types::instance::{
     ConfigDriveType, DiskSpecRecord, FencingPolicy, InstanceState, MachineType, RestartPolicy, SideChannel,
 };
@@ -13,6 +13,7 @@ use muster_types::issuer::IssuerTerms;
 use muster_types::object::ObjectRef;
 use muster_types::operation::{OperationHandle, OperationType};
 use muster_types::rule::{ClaimMatcher, RuleTerms};
+use muster_types::shared_storage::StorageType;
 use muster_types::spec::{DiskBus, DiskSpec, DiskType, VideoSpec};
 use muster_types::time::now;
 use serde_json::json;
@@ -121,6 +122,9 @@ pub(crate) fn instance_spec() -> InstanceSpec {
         side_channels: vec![SideChannel::Agent2],
         requested_placement: Some("node".into()),
         disposable: true,
+        storage: StorageType::Shared,
+        storage_uuid: Some(StorageId::new()),
+        has_shared_disks: true,
         restart: RestartPolicy::Elsewhere,
         fencing: Some(FencingPolicy::Own),
         unfenced: Some(UnfencedVm { node: NodeId::new(), until: Some(7.5) }),

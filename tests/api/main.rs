@@ -34,5 +34,6 @@ mod requests;
 mod scopes;
 mod service_keys;
 mod sessions;
+mod shared_storage;
 mod statements;
 mod ui;

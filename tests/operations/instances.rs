@@ -39,15 +39,23 @@ struct Fixture {
     cluster: Cluster,
     token: String,
     network: String,
+    /// The storage that the nodes share and instances use, if any.
+    shared_storage: Option<tempfile::TempDir>,
 }
 
 impl Fixture {
     async fn new() -> Self {
+        Self::with_storage(None).await
+    }
+
+    async fn with_storage(shared_storage: Option<tempfile::TempDir>) -> Self {
         let mut settings = FAST_SETTINGS.to_vec();
         settings.extend([("IP_DELETION_HALO_DURATION", "0"), ("BLOB_REPLICATION_FACTOR", "2")]);
+        let path = shared_storage.as_ref().map(|storage| storage.path().to_str().unwrap());
+        settings.extend(path.map(|path| ("SHARED_STORAGE", path)));
         let cluster = Cluster::with(&settings, None).await;
         let token = cluster.token("system").await;
-        let mut fixture = Self { cluster, token, network: String::new() };
+        let mut fixture = Self { cluster, token, network: String::new(), shared_storage };
         let network = fixture.post("/networks", json!({"name": "net", "netblock": "10.0.0.0/24"})).await;
         network["uuid"].as_str().unwrap().clone_into(&mut fixture.network);
         let upload = fixture.post("/upload", json!({})).await["uuid"].clone();
@@ -79,6 +87,7 @@ impl Fixture {
             "name": name, "cpus": 1, "memory": 512, "uefi": true,
             "disk": [{"base": "sf://upload/system/img"}, {"size": 1}],
             "network": [{"network_uuid": self.network, "float": true}],
+            "storage": if self.shared_storage.is_some() { "shared" } else { "local" },
         });
         format!("/instances/{}", self.post("/instances", body).await["uuid"].as_str().unwrap())
     }
@@ -169,6 +178,9 @@ impl Fixture {
     async fn assert_no_orphans(&self) {
         let (cluster, app) = (&self.cluster, &self.cluster.app);
         assert!(cluster.vms().is_empty(), "{:?}", cluster.vms());
+        if let Some(storage) = &self.shared_storage {
+            assert_eq!(std::fs::read_dir(storage.path().join("instances")).unwrap().count(), 0);
+        }
         assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
         for (table, condition) in [
             ("instance_ports", "1 = 1"),
@@ -212,8 +224,7 @@ impl Fixture {
 }
 
 /// Runs the lifecycle with one fault injected at one step.
-async fn assert_survives_fault(kind: &'static str, step: &'static str, fault: Fault) {
-    let fixture = Fixture::new().await;
+async fn assert_survives_fault(fixture: Fixture, kind: &'static str, step: &'static str, fault: Fault) {
     let injected = Arc::new(AtomicBool::new(false));
     let injected_by_hook = Arc::clone(&injected);
     fixture.cluster.worker.inject(move |row, name| {
@@ -243,12 +254,28 @@ fn run_concurrently<T: Send, L: Future<Output = ()>>(
 
 #[test]
 fn instance_operations_survive_one_failure_at_every_step() {
-    run_concurrently(every_step(), |(kind, step)| assert_survives_fault(kind, step, Fault::Fail));
+    run_concurrently(every_step(), |(kind, step)| async move {
+        assert_survives_fault(Fixture::new().await, kind, step, Fault::Fail).await;
+    });
 }
 
 #[test]
 fn instance_operations_survive_worker_death_after_every_step() {
-    run_concurrently(every_step(), |(kind, step)| assert_survives_fault(kind, step, Fault::Die));
+    run_concurrently(every_step(), |(kind, step)| async move {
+        assert_survives_fault(Fixture::new().await, kind, step, Fault::Die).await;
+    });
+}
+
+#[test]
+fn operations_on_shared_disks_survive_faults() {
+    let steps = every_step().into_iter().filter(|(_, step)| {
+        ["instance_preflight", "instance_start", "instance_power_off", "instance_release"].contains(step)
+    });
+    let scenarios = steps.flat_map(|(kind, step)| [Fault::Fail, Fault::Die].map(|fault| (kind, step, fault)));
+    run_concurrently(scenarios, |(kind, step, fault)| async move {
+        let fixture = Fixture::with_storage(Some(tempfile::tempdir().unwrap())).await;
+        assert_survives_fault(fixture, kind, step, fault).await;
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -343,7 +370,7 @@ async fn concurrent_instance_operations_leak_no_resources() {
     settings.push(("IP_DELETION_HALO_DURATION", "0"));
     let cluster = Cluster::on(&url, tempfile::tempdir().unwrap(), &settings, None).await;
     let token = cluster.token("system").await;
-    let mut fixture = Fixture { cluster, token, network: String::new() };
+    let mut fixture = Fixture { cluster, token, network: String::new(), shared_storage: None };
     let network = fixture.post("/networks", json!({"name": "net", "netblock": "10.0.0.0/24"})).await;
     network["uuid"].as_str().unwrap().clone_into(&mut fixture.network);
     fixture.cluster.settle().await;

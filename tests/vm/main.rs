@@ -14,6 +14,7 @@ mod lost_host;
 mod multi_host;
 mod network;
 mod screenshot;
+mod shared_storage;
 mod upgrade;
 
 use std::time::Duration;

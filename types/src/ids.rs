@@ -67,4 +67,8 @@ ids! {
     IssuerId,
     /// A mapping rule, which exchanges identity tokens for keys.
     RuleId,
+    /// A cluster: all daemons that share one database.
+    ClusterId,
+    /// A storage that several hosts have mounted.
+    StorageId,
 }

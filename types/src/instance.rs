@@ -20,10 +20,11 @@ use utoipa::ToSchema;
 
 use crate::agent_operation::AgentOperationRecord;
 use crate::guest::AgentState;
-use crate::ids::{BlobId, InstanceId};
+use crate::ids::{BlobId, InstanceId, StorageId};
 use crate::interface::InterfaceRecord;
 use crate::object::{Reference, string_enum};
 use crate::operation::OperationHandle;
+use crate::shared_storage::{StorageType, local_storage};
 use crate::spec::{DiskBus, DiskSpec, VideoSpec};
 
 string_enum! {
@@ -271,6 +272,12 @@ pub struct InstanceRecord {
     /// Whether the instance may be created again from its images when its host is lost.
     #[serde(default)]
     pub disposable: bool,
+    /// Where its disks are.
+    #[serde(default = "local_storage")]
+    pub storage: StorageType,
+    /// UUID of the shared storage that its disks are on; `null` for local disks and before it is placed.
+    #[serde(default)]
+    pub storage_uuid: Option<StorageId>,
     /// What happens when its host is lost.
     #[serde(default = "manual_restart")]
     pub restart: RestartPolicy,

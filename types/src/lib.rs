@@ -32,6 +32,7 @@ pub mod scheduling;
 pub mod server_trust;
 pub mod session;
 pub mod settings;
+pub mod shared_storage;
 pub mod spec;
 pub mod storage;
 pub mod terminal;

@@ -19,9 +19,10 @@ use utoipa::ToSchema;
 
 use crate::Result;
 use crate::guest::GuestApi;
-use crate::ids::{InstanceId, NetworkId, NodeId};
+use crate::ids::{ClusterId, InstanceId, NetworkId, NodeId, StorageId};
 use crate::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use crate::object::{Reference, string_enum};
+use crate::shared_storage::SharedStorageRecord;
 use crate::storage::StorageApi;
 use crate::vm::{DisplayIdentity, VmApi};
 
@@ -110,6 +111,9 @@ pub struct NodeReport {
     /// The address of the TCP ports of consoles, if it is not the node's address.
     #[serde(default)]
     pub console_address: Option<Ipv4Addr>,
+    /// The storage that the node shares with others; unset without `SHARED_STORAGE`.
+    #[serde(default)]
+    pub shared_storage: Option<SharedStorageRecord>,
 }
 
 /// Why a node gets no new instances although it is alive.
@@ -148,6 +152,14 @@ pub trait NodeApi: Send + Sync {
 
     /// Inspects the host.
     fn report(&self) -> NodeFuture<'_, NodeReport>;
+
+    /// Inspects the shared storage of the node; `None` if it has none. `registered` is the storage that the cluster knows at its
+    /// path. Without one, the storage gets its marker if it has none.
+    fn inspect_shared_storage(
+        &self,
+        cluster: ClusterId,
+        registered: Option<StorageId>,
+    ) -> NodeFuture<'_, Option<SharedStorageRecord>>;
 
     /// Renews the fencing lease of the node after a successful check-in, which began at `began`.
     fn renew_fencing_lease(&self, began: Instant) -> Result<()>;
@@ -281,6 +293,9 @@ pub struct NodeRecord {
     /// is not certain.
     #[serde(default)]
     pub fencing_lease: Option<f64>,
+    /// The storage that the node shares with others; `null` without `SHARED_STORAGE`.
+    #[serde(default)]
+    pub shared_storage: Option<SharedStorageRecord>,
     /// The objects that refer to this one, by relationship.
     pub references_to: BTreeMap<String, Vec<Reference>>,
     /// The objects that this one refers to, by relationship.

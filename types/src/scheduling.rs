@@ -11,6 +11,8 @@ string_enum! {
         PreSchedule = "pre_schedule",
         /// The node runs VMs.
         IsHypervisor = "is_hypervisor",
+        /// The node has mounted the shared storage of the disks.
+        SharedStorage = "shared_storage",
         CpuMaxPerInstance = "cpu_max_per_instance",
         SufficientIdleCpu = "sufficient_idle_cpu",
         SufficientIdleMemory = "sufficient_idle_memory",
@@ -34,9 +36,11 @@ impl SchedulingStage {
             | Self::QueueState
             | Self::SufficientIdleDisk
             | Self::CapacityGuard => true,
-            Self::PreSchedule | Self::IsHypervisor | Self::CpuMaxPerInstance | Self::AffinityConstraints => {
-                false
-            }
+            Self::PreSchedule
+            | Self::IsHypervisor
+            | Self::SharedStorage
+            | Self::CpuMaxPerInstance
+            | Self::AffinityConstraints => false,
         }
     }
 
@@ -47,6 +51,7 @@ impl SchedulingStage {
             stage if stage.is_too_large(transient) => "no node is large enough",
             Self::PreSchedule => "no node is available",
             Self::IsHypervisor => "no node runs instances",
+            Self::SharedStorage => "no node has mounted the shared storage of its disks",
             Self::CpuMaxPerInstance => "it requests more vCPUs than any node allows for one instance",
             Self::SufficientIdleCpu => "no node has enough vCPUs left",
             Self::SufficientIdleMemory => "no node has enough memory left",
@@ -67,6 +72,9 @@ impl SchedulingStage {
             }
             Self::PreSchedule | Self::IsHypervisor => {
                 "an administrator can check the nodes with `muster node list`"
+            }
+            Self::SharedStorage => {
+                "an administrator can check the storage with `muster node show` and set SHARED_STORAGE"
             }
             Self::CpuMaxPerInstance => "request fewer vCPUs",
             Self::AffinityConstraints => "relax --affinity, or create the instances that it requires first",

@@ -311,6 +311,7 @@ settings! {
     node_egress_nic: String = "NODE_EGRESS_NIC", "eth0", "interface of the external network";
     node_mesh_nic: String = "NODE_MESH_NIC", "eth0", "interface of the mesh of nodes";
     storage_path: String = "STORAGE_PATH", "", "directory of images and disks; empty: the data directory";
+    shared_storage: String = "SHARED_STORAGE", "", "path at which this host has mounted storage that it shares with others, such as NFS, for the disks of instances with storage: shared; empty: none";
     floating_network: String = "FLOATING_NETWORK", "192.168.20.0/24", "netblock of the floating addresses";
     network_check_senders: bool = "NETWORK_CHECK_SENDERS", "true", "whether frames of guests with spoofed sender addresses are dropped";
     network_masquerade: bool = "NETWORK_MASQUERADE", "true", "whether the network node masquerades the floating network with its own address";

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::address::MacAddress;
-use crate::ids::{BlobId, InstanceId, InterfaceId};
+use crate::ids::{BlobId, InstanceId, InterfaceId, StorageId};
 use crate::instance::{FencingPolicy, MachineType, SideChannel};
 use crate::key::Secret;
 use crate::node::NodeFuture;
@@ -56,6 +56,8 @@ pub struct VmPlan {
     pub config_drive: Option<Vec<ConfigDriveFile>>,
     pub side_channels: Vec<SideChannel>,
     pub fencing: FencingPolicy,
+    /// The shared storage with its disks; unset if they are on the node.
+    pub shared_storage: Option<StorageId>,
 }
 
 /// A disk of a VM.
@@ -198,12 +200,13 @@ pub struct DisplayIdentity {
 /// Calls about one VM are serialized by the caller; calls about different VMs are concurrent.
 /// [`Error::NotFound`]: the node has no such VM. [`Error::Conflict`]: the VM is in the wrong state, or the request can
 /// never succeed; the text says why. [`Error::Unavailable`]: a retry may succeed. [`Error::InsufficientCapacity`]: the disk of
-/// the node is full.
+/// the node is full. [`Error::NotReady`]: the shared storage is not mounted, or another host still uses the disks.
 ///
 /// [`Error::NotFound`]: crate::Error::NotFound
 /// [`Error::Conflict`]: crate::Error::Conflict
 /// [`Error::Unavailable`]: crate::Error::Unavailable
 /// [`Error::InsufficientCapacity`]: crate::Error::InsufficientCapacity
+/// [`Error::NotReady`]: crate::Error::NotReady
 pub trait VmApi: Send + Sync {
     /// Creates the missing disks of a VM and syncs them. Existing disks are kept. The conversions of their bases must
     /// be present, but may be deleted afterwards: the VM keeps its own link.
@@ -233,11 +236,15 @@ pub trait VmApi: Send + Sync {
     /// interface is attached already.
     fn attach_nic<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()>;
 
-    /// Removes everything that the node has of a VM: process, files, cgroup. Succeeds if the VM does not exist.
+    /// Removes everything that the node has of a VM: process, files, cgroup. Succeeds if the VM does not exist. Disks on shared
+    /// storage are not the node's own, and stay.
     fn remove(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
+    /// Removes the disks of an instance from the shared storage, which need not exist. The node needs no VM of it.
+    fn remove_shared_disks(&self, id: InstanceId, storage: StorageId) -> NodeFuture<'_, ()>;
+
     /// Stops a VM and moves its files to a directory of `lost+found`, with a README that says why. Returns the path of
-    /// the directory, or `None` if the node has no such VM.
+    /// the directory, or `None` if the node has no such VM. Disks on shared storage stay there.
     fn move_to_lost_found<'a>(&'a self, id: InstanceId, reason: &'a str) -> NodeFuture<'a, Option<PathBuf>>;
 
     /// Returns the power state of a VM, or `None` if the node has no such VM.

@@ -10,6 +10,7 @@ use muster_types::instance::{ConfigDriveType, FencingPolicy, InstanceRecord, Res
 use muster_types::interface::InterfaceRecord;
 use muster_types::object::ObjectRef;
 use muster_types::operation::OperationRecord;
+use muster_types::shared_storage::StorageType;
 use muster_types::spec::{self, DiskBus, DiskType, ValidationFindings, Vdi};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -144,6 +145,10 @@ pub(crate) struct NewInstance {
     /// Whether the instance may be created again from its images when its host is lost; false by default. Everything that
     /// its disks contained is lost then.
     disposable: Option<bool>,
+    /// Where its disks are; `local` by default. With `shared`, it restarts on another node with the content of its disks when
+    /// its host is lost.
+    #[schema(value_type = Option<StorageType>)]
+    storage: Option<String>,
     /// What happens when its host is lost; `manual` by default.
     #[schema(value_type = Option<RestartPolicy>)]
     restart: Option<String>,
@@ -193,6 +198,7 @@ pub(crate) async fn create(
         metadata: new.metadata,
         side_channels: new.side_channels,
         disposable: new.disposable.unwrap_or(false),
+        storage: new.storage,
         restart: new.restart,
         fencing: new.fencing,
     };

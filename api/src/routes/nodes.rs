@@ -75,9 +75,9 @@ pub(crate) struct NodeEvacuation {
 
 /// Restarts the instances of a dead node on other nodes.
 ///
-/// Each instance keeps its uuid, name, MAC addresses and addresses. Its disks are created again from the latest snapshot of
-/// each disk or, if it is `disposable`, from its images; otherwise it ends in `error`. An instance for which there is no
-/// capacity stays on the node: repeat the request. If the host returns, it stops its VMs before it does anything else.
+/// Each instance keeps its uuid, name, MAC addresses and addresses. Disks on shared storage are used as they are, by a node that
+/// has mounted it. Others are created again from the latest snapshot of each disk or, if the instance is `disposable`, from its
+/// images; otherwise it ends in `error`. An instance for which there is no capacity stays on the node: repeat the request. If the host returns, it stops its VMs before it does anything else.
 #[utoipa::path(post, path = "/nodes/{node}/evacuate", tag = "nodes", params(("node" = String, Path)), request_body = NodeEvacuation,
     responses((status = 404, description = "No such node."),
     (status = 409, description = "The node is alive, or `dead` is not true.")))]

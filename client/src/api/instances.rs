@@ -7,6 +7,7 @@ use muster_types::ids::{ArtifactId, BlobId};
 use muster_types::instance::{ConfigDriveType, FencingPolicy, InstanceRecord, RestartPolicy};
 use muster_types::interface::InterfaceRecord;
 use muster_types::operation::OperationRecord;
+use muster_types::shared_storage::StorageType;
 use muster_types::spec::{DiskSpec, VideoSpec};
 use muster_types::vm::CONSOLE_PROTOCOL;
 use reqwest::Method;
@@ -52,6 +53,9 @@ pub struct NewInstance {
     /// Whether it may be created again from its images when its host is lost.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub disposable: bool,
+    /// `local` if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageType>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart: Option<RestartPolicy>,
     /// The policy of the cluster if absent.

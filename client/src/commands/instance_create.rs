@@ -7,6 +7,7 @@ use anyhow::{anyhow, bail};
 use clap::Args;
 use muster_types::instance::{ConfigDriveType, FencingPolicy, InstanceRecord, InstanceState, RestartPolicy};
 use muster_types::operation::{OperationProgress, OperationRecord, OperationState, OperationType};
+use muster_types::shared_storage::StorageType;
 use muster_types::spec::{DiskSpec, VideoSpec};
 use serde_json::Value;
 
@@ -75,6 +76,9 @@ pub struct Arguments {
     /// Create it again from its images if its host is lost, without the content of its disks
     #[arg(long)]
     disposable: bool,
+    /// Where its disks are: local, on its node, or shared, on storage that several nodes have mounted
+    #[arg(long, value_name = "STORAGE")]
+    storage: Option<StorageType>,
     #[command(flatten)]
     policies: Policies,
     /// Video device: model=MODEL,memory=KIB,vdi=VDI
@@ -99,7 +103,7 @@ pub struct Arguments {
 /// What happens to an instance when its host is lost or cannot reach the database.
 #[derive(Debug, Args)]
 pub struct Policies {
-    /// Restart it on another node when its host is lost: needs self-fencing, and snapshots or --disposable
+    /// Restart it on another node when its host is lost: needs self-fencing, and --storage shared, snapshots or --disposable
     #[arg(long)]
     restart_elsewhere: bool,
     /// Whether its host stops it when the host cannot reach the database (self) or not (none); default: FENCING
@@ -142,6 +146,7 @@ impl Arguments {
             metadata: specs::build_metadata(self.metadata, &self.tag, self.affinity)?,
             side_channels: specs::check_side_channels(self.side_channel)?,
             disposable: self.disposable,
+            storage: self.storage,
             restart: self.policies.restart(),
             fencing: self.policies.fencing,
         })

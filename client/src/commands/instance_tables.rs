@@ -95,6 +95,10 @@ pub(super) fn details(instance: InstanceRecord) -> Table {
         .map(|one| ("agent queue".to_owned(), format!("{}: {}, {}", one.uuid, describe(one), one.state)));
     let operation = instance.last_cluster_operation.map(|last| format!("{} {}", last.op_type, last.op_uuid));
     let channels: Vec<&str> = instance.side_channels.iter().map(|channel| channel.as_str()).collect();
+    let storage = match instance.storage_uuid {
+        Some(uuid) => format!("{} {uuid}", instance.storage),
+        None => instance.storage.to_string(),
+    };
     let details = [
         ("name", instance.name),
         ("uuid", instance.uuid.to_string()),
@@ -121,6 +125,7 @@ pub(super) fn details(instance: InstanceRecord) -> Table {
             instance.fencing.map_or_else(|| "as the cluster".to_owned(), |policy| policy.to_string()),
         ),
         ("restart", instance.restart.to_string()),
+        ("storage", storage),
     ];
     let details = details.map(|(name, value)| (name.to_owned(), value)).into_iter();
     let metadata = instance.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));

@@ -6,6 +6,7 @@ use anyhow::{anyhow, bail};
 use clap::Subcommand;
 use muster_types::event::EventType;
 use muster_types::node::{EvacuationRecord, NodeRecord};
+use muster_types::shared_storage::SharedStorageRecord;
 use reqwest::StatusCode;
 use serde_json::{Map, Value};
 
@@ -14,7 +15,7 @@ use super::metadata;
 use super::node_join;
 use super::session::Session;
 use crate::api::{ApiResponse, EventQuery, ObjectPath};
-use crate::output::{Table, compact, escape_control, or_dash};
+use crate::output::{Table, compact, escape_control, format_size, or_dash};
 use crate::time::format_utc;
 
 /// Commands for nodes, which are given by name or id.
@@ -161,6 +162,17 @@ fn fencing(node: &NodeRecord) -> String {
     }
 }
 
+/// Returns which storage a node shares with others.
+fn shared_storage(node: &NodeRecord) -> String {
+    match &node.shared_storage {
+        None => "none".to_owned(),
+        Some(SharedStorageRecord { path, uuid: None, .. }) => format!("not mounted at {path}"),
+        Some(SharedStorageRecord { path, uuid: Some(uuid), free, total, .. }) => {
+            format!("{uuid} at {path}, {} of {} free", format_size(*free), format_size(*total))
+        }
+    }
+}
+
 fn table(nodes: Vec<NodeRecord>) -> Table {
     Table::new(&["NAME", "STATE", "ADDRESS", "LAST SEEN"], &["ROLES"]).rows(nodes.into_iter().map(|node| {
         let (last_seen, roles) = (time(node.lastseen), roles(&node));
@@ -169,7 +181,7 @@ fn table(nodes: Vec<NodeRecord>) -> Table {
 }
 
 fn details(node: NodeRecord) -> Table {
-    let (fencing, roles) = (fencing(&node), roles(&node));
+    let (fencing, roles, shared_storage) = (fencing(&node), roles(&node), shared_storage(&node));
     let limits = node.limits.iter().map(|(limit, reason)| (format!("no {limit}"), reason.clone()));
     let limits = limits.chain(node.degraded.iter().map(|degraded| {
         ("degraded".to_owned(), format!("{} (since {})", degraded.reason, format_utc(degraded.since)))
@@ -185,6 +197,7 @@ fn details(node: NodeRecord) -> Table {
         ("started", time(node.started)),
         ("epoch", node.epoch.to_string()),
         ("fencing", fencing),
+        ("shared disks", shared_storage),
         ("clock skew", format!("{:.3} s", node.clock_skew)),
         ("release", node.release),
     ];
@@ -253,8 +266,16 @@ mod tests {
             fencing_lease: Some(30.0),
             ..example(0.0)
         };
-        let text = details(node).render(None);
+        let storage = SharedStorageRecord {
+            path: "/mnt/nfs".into(),
+            uuid: Some("5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a07".parse().unwrap()),
+            total: 2 << 30,
+            free: 1 << 30,
+            problem: None,
+        };
+        let text = details(NodeRecord { shared_storage: Some(storage), ..node }).render(None);
         for line in [
+            "shared disks   5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a07 at /mnt/nfs, 1.0 GiB of 2.0 GiB free\n",
             "roles          hypervisor, active network, maintainer",
             "started        2026-01-01T00:00:00.000Z\n",
             "epoch          7\n",

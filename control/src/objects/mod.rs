@@ -34,6 +34,7 @@ pub mod quota;
 pub mod rule;
 pub mod service_key;
 pub mod session;
+pub(crate) mod shared_storage;
 pub(crate) mod ticket;
 pub mod trust;
 pub mod upload;

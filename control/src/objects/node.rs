@@ -22,6 +22,8 @@ use muster_store::{
 pub const MAINTAINER_LEASE: &str = "maintainer";
 /// The version of the record's format.
 const VERSION: i64 = 1;
+/// The name of the feature that a node lacks whose shared storage cannot be used.
+const SHARED_STORAGE_LIMIT: &str = "shared-storage";
 
 /// Marks a node that checked in as up, unless it was deleted.
 pub async fn revive(app: &App, id: NodeId) -> Result<()> {
@@ -176,6 +178,9 @@ async fn records(app: &App, rows: Vec<NodeRow>) -> Result<Vec<NodeRecord>> {
 fn to_record(row: NodeRow, attributes: ObjectAttributes, leases: &[Lease]) -> NodeRecord {
     let ObjectAttributes { metadata, references } = attributes;
     let identity = row.identity;
+    let limits = row.report.limits.into_iter().map(|(limit, reason)| (limit.to_string(), reason));
+    let storage_problem = row.report.shared_storage.as_ref().and_then(|storage| storage.problem.clone());
+    let storage_problem = storage_problem.map(|problem| (SHARED_STORAGE_LIMIT.to_owned(), problem));
     let lease = |name: &str| leases.iter().find(|lease| lease.name == name);
     NodeRecord {
         metadata,
@@ -200,9 +205,10 @@ fn to_record(row: NodeRow, attributes: ObjectAttributes, leases: &[Lease]) -> No
         clock_skew: row.clock_skew,
         epoch: row.epoch,
         started: row.started,
-        limits: row.report.limits.into_iter().map(|(limit, reason)| (limit.to_string(), reason)).collect(),
+        limits: limits.chain(storage_problem).collect(),
         degraded: row.report.degraded,
         fencing_lease: row.report.instance_fencing_lease.or(row.report.fencing_lease),
+        shared_storage: row.report.shared_storage,
         references_to: references.to,
         references_from: references.from,
     }

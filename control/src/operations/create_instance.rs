@@ -14,7 +14,7 @@ use muster_types::{Error, Result};
 use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::instance::create::reference_blobs_in;
-use crate::objects::instance::state::{fail_creation, record_state_change, set_state};
+use crate::objects::instance::state::{fail_creation, mark_shared_disks_in, record_state_change, set_state};
 use crate::objects::instance::{agent, image, local_node, object, plan, power, read_again, target_id};
 use crate::objects::network::wait::wait_instance_networks;
 use crate::queue::{CreateInstance, Operation as _};
@@ -71,6 +71,10 @@ pub(super) async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     if instance.state == InstanceState::Initial {
         set_state(app, &instance, InstanceState::Preflight, None).await?;
+    }
+    if instance.spec.has_shared_disks {
+        // Its images are part of its disks.
+        return Ok(());
     }
     let node = local_node(app, instance.node)?;
     let mut spec = instance.spec.clone();
@@ -184,6 +188,7 @@ pub(super) async fn start(app: &App, row: &OperationRow) -> Result<()> {
         {
             return Ok(false);
         }
+        mark_shared_disks_in(tx, &instance).await?;
         instances::set_power(tx, id, PowerState::On).await?;
         instances::set_agent_state(tx, id, agent::state_for_power(&instance, PowerState::On)).await?;
         for interface in &initial {

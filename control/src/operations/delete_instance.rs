@@ -1,7 +1,10 @@
 //! Deletes an instance: removes its VM and its interfaces, then releases everything else that it uses.
 
+use std::sync::Arc;
+
 use muster_types::ids::NetworkId;
 use muster_types::instance::InstanceState;
+use muster_types::node::NodeApi;
 use muster_types::{Error, Result};
 
 use super::step::{Implementation, Step, Undo};
@@ -43,15 +46,30 @@ async fn pending_instance(app: &App, row: &OperationRow) -> Result<Option<Instan
 async fn remove_vm(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     if instance.node.is_none() {
-        // It was never placed.
-        return Ok(());
+        // It was never placed, or its node was lost.
+        return remove_shared_disks(&instance, &app.nodes).await;
     }
     // A snapshot that was requested before the deletion still completes.
     if operations::is_pending(&*app.store, &row.target, SnapshotInstance::KIND.name).await? {
         return Err(Error::NotReady("a snapshot of the instance is in progress".into()));
     }
     let _lock = app.instance_locks.lock(instance.id).await;
-    local_node(app, instance.node)?.vms().remove(instance.id).await
+    let node = local_node(app, instance.node)?;
+    node.vms().remove(instance.id).await?;
+    remove_shared_disks(&instance, std::slice::from_ref(node)).await
+}
+
+/// Removes the disks of an instance from its shared storage, if it has one. `nodes` are nodes of this daemon.
+async fn remove_shared_disks(instance: &InstanceRow, nodes: &[Arc<dyn NodeApi>]) -> Result<()> {
+    let Some(storage) = instance.spec.storage_uuid else { return Ok(()) };
+    let mut outcome = Err(Error::NotReady("this daemon has no node".into()));
+    for node in nodes {
+        outcome = node.vms().remove_shared_disks(instance.id, storage).await;
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome
 }
 
 /// Deletes the interfaces and waits until the node removed them, so that a deleted instance has nothing on its node.

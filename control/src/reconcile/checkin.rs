@@ -13,7 +13,7 @@ use muster_types::{Error, Result};
 use super::changes::MAX_SUMMARY_AGE;
 use crate::app::App;
 use crate::objects::instance::{fence, local_node};
-use crate::objects::{node, node_join};
+use crate::objects::{node, node_join, shared_storage};
 use muster_store::membership::{MAX_CLOCK_SKEW, Member};
 use muster_store::{node_networks, nodes, schema, transaction};
 
@@ -167,6 +167,7 @@ pub(super) async fn report(app: &App, with_event: bool) -> Result<()> {
         let node = local_node(app, Some(member.node))?;
         let mut report = node.report().await?;
         app.peers.complete_report(node.identity(), &mut report);
+        report.shared_storage = shared_storage::inspect(app, node).await?;
         if !node.identity().simulated && is_loopback(&report.api_url) && has_other_hosts(app).await? {
             report_loopback(app, &mut report);
         }

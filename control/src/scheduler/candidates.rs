@@ -12,7 +12,7 @@ use super::node_facts::NodeFacts;
 use super::outcome::{PlacementOutcome, PlacementRefusal, StageReport};
 use super::policy::SchedulerPolicy;
 use super::reject_reason::RejectReason;
-use super::request::PlacementRequest;
+use super::request::{PlacementRequest, StorageRequest};
 use super::{affinity, eligibility, ledger};
 
 /// Nodes whose load and memory differ by less than this fraction rank equal.
@@ -60,7 +60,7 @@ pub fn candidates<F: Deref<Target = NodeFacts>>(
     let result = filter(request, &mut left, neighbours, policy, &mut stages);
     if let Err(stage) = result {
         let fits = nodes.iter().any(|(facts, _)| ledger::fits_empty_node(request, facts, policy));
-        let refusal = PlacementRefusal::new(stage, &request.affinity, fits);
+        let refusal = PlacementRefusal::new(stage, &request.affinity, fits, &stages);
         return PlacementOutcome { stages, result: Err(refusal) };
     }
     if !request.affinity.prefer_with.is_empty() || !request.affinity.prefer_without.is_empty() {
@@ -95,6 +95,11 @@ fn filter<'a>(
     use SchedulingStage as Stage;
     apply_stage(Stage::PreSchedule, left, stages, |node| eligibility::pre_schedule(node.facts, policy))?;
     apply_stage(Stage::IsHypervisor, left, stages, |node| eligibility::is_hypervisor(node.facts))?;
+    if request.storage != StorageRequest::Local {
+        apply_stage(Stage::SharedStorage, left, stages, |node| {
+            eligibility::shared_storage(request, node.facts)
+        })?;
+    }
     apply_stage(Stage::CpuMaxPerInstance, left, stages, |node| {
         ledger::check_cpu_per_instance(request, node.facts)
     })?;

@@ -2,9 +2,10 @@
 
 use muster_types::node::NodeState;
 
-use super::node_facts::NodeFacts;
+use super::node_facts::{BYTES_PER_GB, NodeFacts};
 use super::policy::SchedulerPolicy;
 use super::reject_reason::RejectReason;
+use super::request::{PlacementRequest, StorageRequest};
 
 /// The number of queued operations above which a node is busy.
 const MAX_QUEUED_OPERATIONS: f64 = 20.0;
@@ -34,6 +35,36 @@ pub(super) fn is_hypervisor(facts: &NodeFacts) -> Result<(), RejectReason<'_>> {
         return Err(RejectReason::NotHypervisor);
     }
     facts.vms_unavailable.as_deref().map_or(Ok(()), |reason| Err(RejectReason::VmsUnavailable(reason)))
+}
+
+/// Checks that a node has mounted the shared storage that an instance needs, and that it has space for disks that it does not
+/// have yet.
+pub(super) fn shared_storage<'a>(
+    request: &PlacementRequest,
+    facts: &'a NodeFacts,
+) -> Result<(), RejectReason<'a>> {
+    let wanted = match request.storage {
+        StorageRequest::Local => return Ok(()),
+        StorageRequest::AnyShared => None,
+        StorageRequest::Shared(wanted) => Some(wanted),
+    };
+    let storage = facts.shared_storage.as_ref().ok_or(RejectReason::NoSharedStorage)?;
+    let path = storage.path.as_str();
+    // A full storage can still be used for the disks that it has.
+    if wanted.is_some() && storage.uuid == wanted {
+        return Ok(());
+    }
+    if let Some(problem) = &storage.problem {
+        return Err(RejectReason::SharedStorageUnusable { path, problem });
+    }
+    if let Some(wanted) = wanted {
+        return Err(RejectReason::OtherSharedStorage { path, wanted });
+    }
+    let (free, requested) = (storage.free as f64 / BYTES_PER_GB, request.disk_gb);
+    if requested as f64 > free {
+        return Err(RejectReason::SharedStorageFull { path, free, requested });
+    }
+    Ok(())
 }
 
 /// Checks that few operations are queued for a node.

@@ -6,7 +6,7 @@ use muster_types::node::NodeState;
 use super::node_facts::NodeFacts;
 use super::policy::SchedulerPolicy;
 use super::reject_reason::RejectReason;
-use super::request::PlacementRequest;
+use super::request::{PlacementRequest, StorageRequest};
 
 /// The decay constant of expected demand: after the decay time, e^-3 (5 %) of it is left.
 const DEMAND_DECAY: f64 = 3.0;
@@ -59,7 +59,7 @@ pub fn commit_capacity(
     Ok(CommittedCapacity {
         cpus: committed.cpus.saturating_add(request.cpus),
         memory_mb: committed.memory_mb.saturating_add(request.memory_mb),
-        disk_gb: committed.disk_gb.saturating_add(request.disk_gb),
+        disk_gb: committed.disk_gb.saturating_add(request.node_disk_gb()),
         demand: expected + added,
         demand_at: now,
     })
@@ -112,7 +112,7 @@ pub(super) fn fits_empty_node(
         && check_cpu_per_instance(request, facts).is_ok()
         && request.cpus as f64 <= cpus
         && request.memory_mb as f64 <= memory
-        && request.disk_gb as f64 <= disk
+        && request.node_disk_gb() as f64 <= disk
 }
 
 pub(super) fn check_cpu_per_instance<'a>(
@@ -167,6 +167,9 @@ pub(super) fn check_disk<'a>(
     committed: &CommittedCapacity,
     policy: &SchedulerPolicy,
 ) -> Result<(), RejectReason<'a>> {
+    if request.storage != StorageRequest::Local {
+        return Ok(());
+    }
     let requested = request.disk_gb;
     let free = facts.disk_free_gb - facts.disk_reserved_gb;
     if requested as f64 > free {

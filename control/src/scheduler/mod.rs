@@ -5,8 +5,8 @@
 //! is [`commit_capacity`], made under the lock of the ledger of one node.
 //!
 //! ```text
-//! all nodes ─▶ pre_schedule ─▶ is_hypervisor ─▶ cpu_max_per_instance ─▶ sufficient_idle_cpu
-//!   ─▶ sufficient_idle_memory ─▶ sufficient_free_disk ─▶ affinity_constraints ─▶ sorted by
+//! all nodes ─▶ pre_schedule ─▶ is_hypervisor ─▶ shared_storage ─▶ cpu_max_per_instance
+//!   ─▶ sufficient_idle_cpu ─▶ sufficient_idle_memory ─▶ sufficient_free_disk ─▶ affinity_constraints ─▶ sorted by
 //!   (preferred neighbours, queue_state and sufficient_idle_disk, load and memory in coarse steps, weighted random)
 //! ```
 
@@ -32,4 +32,4 @@ pub use ledger::{CapacityDenied, commit_capacity, release_capacity};
 pub use node_facts::NodeFacts;
 pub use outcome::{PlacementOutcome, PlacementRefusal, StageReport};
 pub use policy::SchedulerPolicy;
-pub use request::PlacementRequest;
+pub use request::{PlacementRequest, StorageRequest};

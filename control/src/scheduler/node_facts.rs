@@ -2,11 +2,12 @@
 
 use muster_types::ids::NodeId;
 use muster_types::node::{HostFeature, NodeState};
+use muster_types::shared_storage::SharedStorageRecord;
 use serde_json::Value;
 
 use muster_store::nodes::NodeRow;
 
-const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
+pub(super) const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
 /// The state and the last report of a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,6 +20,7 @@ pub struct NodeFacts {
     pub vms_unavailable: Option<String>,
     /// Why the node gets no new instances although it is alive.
     pub degraded: Option<String>,
+    pub shared_storage: Option<SharedStorageRecord>,
     /// The number of threads; 0 if the node never reported.
     pub cpu_max: f64,
     pub cpu_max_per_instance: f64,
@@ -56,6 +58,7 @@ impl NodeFacts {
             is_hypervisor: row.identity.is_hypervisor,
             vms_unavailable: row.report.limits.get(&HostFeature::Vms).cloned(),
             degraded: row.report.degraded.as_ref().map(|degraded| degraded.reason.clone()),
+            shared_storage: row.report.shared_storage.clone(),
             cpu_max,
             cpu_max_per_instance: reported("cpu_max_per_instance").unwrap_or(cpu_max),
             cpu_schedulable: reported("cpu_schedulable").unwrap_or(cpu_max),

@@ -58,7 +58,12 @@ pub struct PlacementRefusal {
 impl PlacementRefusal {
     /// Creates the refusal for a request of which `stage` dropped the last node. `fits_empty_node` tells whether a node
     /// of the cluster could take the instance if it had no other.
-    pub(super) fn new(stage: SchedulingStage, affinity: &Affinity, fits_empty_node: bool) -> Self {
+    pub(super) fn new(
+        stage: SchedulingStage,
+        affinity: &Affinity,
+        fits_empty_node: bool,
+        stages: &[StageReport],
+    ) -> Self {
         let mut text = format!("No nodes remaining at scheduling stage {stage}");
         let transient = stage.is_transient() && fits_empty_node;
         if stage.is_transient() && !fits_empty_node {
@@ -67,6 +72,12 @@ impl PlacementRefusal {
         if stage == SchedulingStage::AffinityConstraints {
             let (with, without) = (quoted(&affinity.require_with), quoted(&affinity.require_without));
             text = format!("{text}: require_with_tag=[{with}], require_without_tag=[{without}]");
+        }
+        if stage == SchedulingStage::SharedStorage
+            && let Some((node, reason)) = stages.last().and_then(|report| report.dropped.first())
+        {
+            // The reasons of the other nodes are in the events of the instance.
+            text = format!("{text}: node {node}: {reason}");
         }
         Self { stage, text, transient }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use muster_types::ids::StorageId;
 use muster_types::node::NodeState;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,6 +15,15 @@ pub(super) enum RejectReason<'a> {
     Degraded(&'a str),
     NotHypervisor,
     VmsUnavailable(&'a str),
+    NoSharedStorage,
+    SharedStorageUnusable {
+        path: &'a str,
+        problem: &'a str,
+    },
+    OtherSharedStorage {
+        path: &'a str,
+        wanted: StorageId,
+    },
     CpuPerInstance {
         max: f64,
         requested: i64,
@@ -40,6 +50,11 @@ pub(super) enum RejectReason<'a> {
         requested: i64,
     },
     DiskFree {
+        free: f64,
+        requested: i64,
+    },
+    SharedStorageFull {
+        path: &'a str,
         free: f64,
         requested: i64,
     },
@@ -77,6 +92,16 @@ impl fmt::Display for RejectReason<'_> {
             Self::Degraded(reason) => write!(f, "it is degraded: {reason}"),
             Self::NotHypervisor => f.write_str("it is not a hypervisor"),
             Self::VmsUnavailable(reason) => write!(f, "it cannot run VMs: {reason}"),
+            Self::NoSharedStorage => f.write_str("it has no shared storage (SHARED_STORAGE)"),
+            Self::SharedStorageUnusable { path, problem } => {
+                write!(f, "its shared storage {path} cannot be used: {problem}")
+            }
+            Self::OtherSharedStorage { path, wanted } => {
+                write!(f, "its shared storage {path} is not {wanted}, which has the disks")
+            }
+            Self::SharedStorageFull { path, free, requested } => {
+                write!(f, "{free:.1} GB are free on its shared storage {path}, {requested} GB are requested")
+            }
             Self::CpuPerInstance { max, requested } => {
                 write!(f, "an instance may have {max} vCPUs, {requested} are requested")
             }

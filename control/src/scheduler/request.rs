@@ -1,7 +1,19 @@
 //! What an instance needs of a node.
 
-use muster_types::ids::NodeId;
+use muster_types::ids::{NodeId, StorageId};
 use muster_types::spec::Affinity;
+
+/// Where the disks of an instance are to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StorageRequest {
+    /// On its node.
+    #[default]
+    Local,
+    /// On any shared storage.
+    AnyShared,
+    /// On this shared storage, which may have them already.
+    Shared(StorageId),
+}
 
 /// The requirements of an instance that is to be placed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -13,4 +25,16 @@ pub struct PlacementRequest {
     /// The only node that is acceptable.
     pub required_node: Option<NodeId>,
     pub affinity: Affinity,
+    pub storage: StorageRequest,
+}
+
+impl PlacementRequest {
+    /// Returns the disk space that the instance needs on its node.
+    #[must_use]
+    pub fn node_disk_gb(&self) -> i64 {
+        match self.storage {
+            StorageRequest::Local => self.disk_gb,
+            StorageRequest::AnyShared | StorageRequest::Shared(_) => 0,
+        }
+    }
 }

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use muster_types::Error;
 use muster_types::capacity::CommittedCapacity;
-use muster_types::ids::NodeId;
+use muster_types::ids::{NodeId, StorageId};
 use muster_types::node::{HostFeature, NodeIdentity, NodeReport, NodeState};
 use muster_types::scheduling::SchedulingStage as Stage;
 use muster_types::settings::Settings;
+use muster_types::shared_storage::SharedStorageRecord;
 use muster_types::spec::Affinity;
 use serde_json::{Value, json};
 
@@ -29,6 +30,7 @@ pub(super) fn node(name: &str) -> NodeFacts {
         is_hypervisor: true,
         vms_unavailable: None,
         degraded: None,
+        shared_storage: None,
         cpu_max: 8.0,
         cpu_max_per_instance: 8.0,
         cpu_schedulable: 6.0,
@@ -491,4 +493,68 @@ fn reads_facts_from_a_report() {
         ..node("n1")
     };
     assert_eq!(NodeFacts::from_row(&row, 1.0), expected);
+}
+
+fn shared_storage(uuid: StorageId, free_gb: i64) -> SharedStorageRecord {
+    SharedStorageRecord {
+        path: "/mnt/nfs".into(),
+        uuid: Some(uuid),
+        total: 100 << 30,
+        free: free_gb << 30,
+        problem: None,
+    }
+}
+
+#[test]
+fn disks_on_shared_storage_need_a_node_that_has_mounted_it() {
+    let (uuid, other) = (StorageId::new(), StorageId::new());
+    let with = |name: &str, storage: Option<SharedStorageRecord>| NodeFacts {
+        shared_storage: storage,
+        // The disk of the node does not matter.
+        disk_free_gb: 0.0,
+        ..node(name)
+    };
+    let problem = Some("it is not mounted".into());
+    let unmounted = SharedStorageRecord { uuid: None, problem, ..shared_storage(uuid, 50) };
+    let nodes = [
+        with("none", None),
+        with("unmounted", Some(unmounted)),
+        with("other", Some(shared_storage(other, 50))),
+        with("full", Some(shared_storage(uuid, 5))),
+        with("large", Some(shared_storage(uuid, 50))),
+    ];
+    let nodes: Vec<_> = nodes.iter().map(|facts| (facts, CommittedCapacity::default())).collect();
+    let place = |storage, nodes: &[(&NodeFacts, CommittedCapacity)]| {
+        let request = PlacementRequest { storage, ..request() };
+        candidates(&request, nodes, &Neighbours::new(), &policy(), &mut || 0.5)
+    };
+    let names = |outcome: &PlacementOutcome| -> Vec<&str> {
+        let ids = outcome.result.as_ref().unwrap();
+        nodes.iter().filter(|(facts, _)| ids.contains(&facts.id)).map(|(facts, _)| &*facts.name).collect()
+    };
+    assert_eq!(names(&place(StorageRequest::AnyShared, &nodes)), ["other", "large"]);
+    let existing = place(StorageRequest::Shared(uuid), &nodes);
+    assert_eq!(names(&existing), ["full", "large"], "the disks exist already");
+    let dropped: Vec<&str> = existing.stages[2].dropped.iter().map(|(_, reason)| reason.as_str()).collect();
+    assert_eq!(
+        dropped,
+        [
+            "it has no shared storage (SHARED_STORAGE)",
+            "its shared storage /mnt/nfs cannot be used: it is not mounted",
+            &format!("its shared storage /mnt/nfs is not {uuid}, which has the disks"),
+        ]
+    );
+    let refusal = place(StorageRequest::AnyShared, &nodes[1..2]).result.unwrap_err();
+    assert_eq!((refusal.stage, refusal.transient), (Stage::SharedStorage, false));
+    assert_eq!(
+        refusal.text,
+        "No nodes remaining at scheduling stage shared_storage: node unmounted: its shared storage /mnt/nfs cannot be used: \
+         it is not mounted"
+    );
+
+    // The ledger of the node has no disks that are elsewhere.
+    let request = PlacementRequest { storage: StorageRequest::AnyShared, ..request() };
+    let committed =
+        commit_capacity(&request, nodes[4].0, &CommittedCapacity::default(), &policy(), NOW, true);
+    assert_eq!(committed.map(|committed| (committed.cpus, committed.disk_gb)), Ok((2, 0)));
 }

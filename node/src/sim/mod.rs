@@ -14,9 +14,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use muster_types::guest::GuestApi;
-use muster_types::ids::{InstanceId, NetworkId, NodeId};
+use muster_types::ids::{ClusterId, InstanceId, NetworkId, NodeId, StorageId};
 use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use muster_types::node::{FoundNetwork, NodeApi, NodeFuture, NodeIdentity, NodeReport, RouterGate};
+use muster_types::shared_storage::SharedStorageRecord;
 use muster_types::storage::StorageApi;
 use muster_types::vm::{DisplayIdentity, VmApi, VmPlan, VmPower};
 use muster_types::{Error, Result};
@@ -27,7 +28,7 @@ use crate::host::ProcessUsage;
 use crate::image::Images;
 use crate::local::{process_metrics, role_flags};
 use crate::lost_found::LostFound;
-use crate::storage::FileStorage;
+use crate::storage::{FileStorage, SharedStorage};
 
 pub use guests::GuestScript;
 use guests::SimulatedGuests;
@@ -117,6 +118,12 @@ impl SimulatedNode {
     #[must_use]
     pub fn with_size(self, cpus: u64, memory_mb: u64, disk_gb: u64) -> Self {
         Self { capacity: NodeCapacity { cpus, memory_mb, disk_bytes: disk_gb << 30 }, ..self }
+    }
+
+    /// Sets the directory that the node shares with others, which need not be mounted.
+    pub fn set_shared_storage(&self, path: Option<&Path>) {
+        let shared = path.map(|path| SharedStorage::new(path.to_owned(), self.identity.id, true));
+        self.storage.set_shared(shared);
     }
 
     /// Sets the behaviour of the VMs from now on.
@@ -240,6 +247,14 @@ impl NodeApi for SimulatedNode {
                 ..NodeReport::default()
             })
         })
+    }
+
+    fn inspect_shared_storage(
+        &self,
+        cluster: ClusterId,
+        registered: Option<StorageId>,
+    ) -> NodeFuture<'_, Option<SharedStorageRecord>> {
+        Box::pin(self.storage.inspect_shared(cluster, registered))
     }
 
     fn renew_fencing_lease(&self, _: Instant) -> Result<()> {

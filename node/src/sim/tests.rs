@@ -47,6 +47,7 @@ fn plan(base: Option<BlobId>) -> VmPlan {
         config_drive: Some(vec![ConfigDriveFile { path: "openstack/x".into(), content: vec![0; 4096] }]),
         side_channels: Vec::new(),
         fencing: FencingPolicy::None,
+        shared_storage: None,
     }
 }
 

@@ -1,8 +1,12 @@
 //! The state of one simulated VM.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{fs, io};
 
+use muster_types::ids::InstanceId;
 use muster_types::key::Secret;
 use muster_types::vm::{ConsolePorts, DiskKind, DiskPlan, VmPlan, VmPower, VmUsage};
 use muster_types::{Error, Result};
@@ -141,4 +145,31 @@ fn boot_log(plan: &VmPlan) -> String {
 
 pub(super) fn ports(ports: ConsolePorts) -> impl Iterator<Item = u16> {
     [Some(ports.console), Some(ports.vdi), ports.vdi_tls].into_iter().flatten()
+}
+
+pub(super) fn never_started() -> VmPower {
+    VmPower::Off { reason: "it was never started".into() }
+}
+
+/// Loads the VMs of an earlier process.
+pub(super) fn load(dir: &Path) -> BTreeMap<InstanceId, VmPower> {
+    let mut found = BTreeMap::new();
+    let entries: io::Result<Vec<_>> = fs::read_dir(dir).and_then(Iterator::collect);
+    let entries = entries.unwrap_or_else(|error| {
+        if error.kind() != io::ErrorKind::NotFound {
+            tracing::warn!(%error, ?dir, "failed to load the simulated VMs of an earlier process");
+        }
+        Vec::new()
+    });
+    for entry in entries {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some((id, kind)) = name.split_once('.') else { continue };
+        let Ok(id) = id.parse() else { continue };
+        match kind {
+            "on" => drop(found.insert(id, VmPower::Lost)),
+            "off" => drop(found.entry(id).or_insert_with(never_started)),
+            _ => {}
+        }
+    }
+    found
 }

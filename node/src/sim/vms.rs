@@ -9,12 +9,12 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use muster_types::ids::{BlobId, InstanceId};
+use muster_types::ids::{BlobId, InstanceId, StorageId};
 use muster_types::instance::FencingPolicy;
 use muster_types::key::Secret;
 use muster_types::node::NodeFuture;
@@ -30,7 +30,7 @@ use uuid::Uuid;
 use super::guests::SimulatedGuests;
 use super::screen;
 use super::script::SimulationScript;
-use super::vm::{SimulatedVm, ports};
+use super::vm::{SimulatedVm, load, never_started, ports};
 use crate::change_notifier::ChangeNotifier;
 use crate::console_connections::{ConnectionSampler, ConsoleConnectionLog};
 use crate::files::{create_dir, io_error};
@@ -203,6 +203,16 @@ impl SimulatedVms {
         }
     }
 
+    /// Acquires the disks of a VM on shared storage: an empty file. Returns whether they existed.
+    fn acquire_shared_disks(&self, plan: &VmPlan) -> Result<bool> {
+        let Some(storage) = plan.shared_storage else { return Ok(false) };
+        let disks = self.storage.require_shared()?.acquire(storage, plan.id, plan.generation)?.join("disks");
+        let existed = disks.exists();
+        let created = File::options().append(true).create(true).open(disks);
+        created.map_err(io_error("failed to create simulated disks"))?;
+        Ok(existed)
+    }
+
     fn build_vm(&self, plan: &VmPlan) -> Result<()> {
         if let Some(reason) = self.state.lock().script.build_error.clone() {
             return Err(Error::Conflict(reason));
@@ -213,7 +223,9 @@ impl SimulatedVms {
             }
             return Ok(());
         }
-        plan.disks.iter().try_for_each(|disk| self.require_base(disk))?;
+        if !self.acquire_shared_disks(plan)? {
+            plan.disks.iter().try_for_each(|disk| self.require_base(disk))?;
+        }
         if let Some(template) = plan.nvram_template.filter(|_| plan.uefi)
             && self.storage.blob(template).is_none()
         {
@@ -226,6 +238,7 @@ impl SimulatedVms {
     }
 
     async fn start_vm(&self, plan: &VmPlan) -> Result<()> {
+        self.acquire_shared_disks(plan)?;
         let (duration, error) = {
             let state = self.state.lock();
             let vm = state.vms.get(&plan.id).ok_or_else(|| Error::not_found("VM"))?;
@@ -351,10 +364,6 @@ impl VmsState {
     }
 }
 
-fn never_started() -> VmPower {
-    VmPower::Off { reason: "it was never started".into() }
-}
-
 /// Writes the output of a guest, and then returns its input like a terminal, until the user leaves.
 fn echo(mut stream: UnixStream, output: &str) {
     let mut buffer = [0; 1024];
@@ -362,29 +371,6 @@ fn echo(mut stream: UnixStream, output: &str) {
     while let (Ok(()), Ok(size @ 1..)) = (&written, stream.read(&mut buffer)) {
         written = stream.write_all(&buffer[..size]);
     }
-}
-
-/// Loads the VMs of an earlier process.
-fn load(dir: &Path) -> BTreeMap<InstanceId, VmPower> {
-    let mut found = BTreeMap::new();
-    let entries: io::Result<Vec<_>> = fs::read_dir(dir).and_then(Iterator::collect);
-    let entries = entries.unwrap_or_else(|error| {
-        if error.kind() != io::ErrorKind::NotFound {
-            tracing::warn!(%error, ?dir, "failed to load the simulated VMs of an earlier process");
-        }
-        Vec::new()
-    });
-    for entry in entries {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let Some((id, kind)) = name.split_once('.') else { continue };
-        let Ok(id) = id.parse() else { continue };
-        match kind {
-            "on" => drop(found.insert(id, VmPower::Lost)),
-            "off" => drop(found.entry(id).or_insert_with(never_started)),
-            _ => {}
-        }
-    }
-    found
 }
 
 /// Returns a plan without the contents of the config drive.
@@ -483,6 +469,11 @@ impl VmApi for SimulatedVms {
             self.change_notifier.notify(id);
         }
         Box::pin(async { Ok(()) })
+    }
+
+    fn remove_shared_disks(&self, id: InstanceId, storage: StorageId) -> NodeFuture<'_, ()> {
+        let removed = self.storage.require_shared().and_then(|shared| shared.remove(storage, id));
+        Box::pin(async { removed })
     }
 
     fn move_to_lost_found<'a>(&'a self, id: InstanceId, reason: &'a str) -> NodeFuture<'a, Option<PathBuf>> {

@@ -7,6 +7,7 @@ mod drafts;
 mod fair_semaphore;
 mod images;
 mod layout;
+mod shared;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,11 +15,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use muster_types::Result;
 use muster_types::blob::{Compression, ContentDigest, ImageFacts};
-use muster_types::ids::BlobId;
+use muster_types::ids::{BlobId, ClusterId, StorageId};
 use muster_types::node::NodeFuture;
+use muster_types::shared_storage::SharedStorageRecord;
 use muster_types::storage::{ByteStream, Draft, StorageApi, StoredFile, StoredFileKind};
+use muster_types::{Error, Result};
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
@@ -28,6 +30,8 @@ use checksums::run_blocking;
 use drafts::Drafts;
 use fair_semaphore::FairSemaphore;
 use layout::StorageLayout;
+
+pub(crate) use shared::SharedStorage;
 
 /// The number of images that are converted concurrently, and of disks that are copied; see [`FairSemaphore`].
 const MAX_CONCURRENT_CONVERSIONS: usize = 2;
@@ -45,6 +49,8 @@ pub(crate) struct FileStorage {
     conversions: Arc<FairSemaphore>,
     copies: Arc<FairSemaphore>,
     inspections: Arc<FairSemaphore>,
+    /// The storage that the node shares with others.
+    shared: Mutex<Option<SharedStorage>>,
 }
 
 impl FileStorage {
@@ -58,7 +64,35 @@ impl FileStorage {
             conversions: FairSemaphore::new(MAX_CONCURRENT_CONVERSIONS),
             copies: FairSemaphore::new(MAX_CONCURRENT_CONVERSIONS),
             inspections: FairSemaphore::new(MAX_CONCURRENT_INSPECTIONS),
+            shared: Mutex::default(),
         }
+    }
+
+    pub(crate) fn set_shared(&self, shared: Option<SharedStorage>) {
+        *self.shared.lock() = shared;
+    }
+
+    /// Returns the storage that the node shares with others, if it has one.
+    pub(crate) fn shared(&self) -> Option<SharedStorage> {
+        self.shared.lock().clone()
+    }
+
+    /// Inspects the storage that the node shares with others, if it has one. See [`SharedStorage::inspect`].
+    pub(crate) async fn inspect_shared(
+        &self,
+        cluster: ClusterId,
+        registered: Option<StorageId>,
+    ) -> Result<Option<SharedStorageRecord>> {
+        match self.shared() {
+            Some(shared) => Ok(Some(shared.inspect(cluster, registered).await)),
+            None => Ok(None),
+        }
+    }
+
+    /// Returns the storage that the node shares with others, otherwise [`Error::NotReady`].
+    pub(crate) fn require_shared(&self) -> Result<SharedStorage> {
+        let missing = || Error::NotReady("the node has no shared storage (SHARED_STORAGE)".into());
+        self.shared().ok_or_else(missing)
     }
 }
 

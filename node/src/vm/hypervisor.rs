@@ -276,6 +276,24 @@ impl Hypervisor {
         None
     }
 
+    /// Returns the directory of a VM's disks. Those on shared storage are acquired for this node, unless it has a stale
+    /// generation. Blocks.
+    pub(super) fn acquire_disks(&self, dir: &VmDir, plan: &VmPlan) -> Result<VmDir> {
+        let Some(storage) = plan.shared_storage else { return Ok(dir.clone()) };
+        let shared = self.storage.require_shared()?;
+        let path = shared.acquire(storage, plan.id, plan.generation);
+        dir.link_disks(&path.map_err(|error| shared.explain_full(error))?)?;
+        Ok(dir.disks())
+    }
+
+    /// Returns [`Error::NotReady`] if the disks of a VM are on shared storage that does not respond.
+    pub(super) fn require_responsive_disks(&self, dir: &VmDir) -> Result<()> {
+        match self.storage.shared().filter(|_| dir.has_shared_disks()) {
+            Some(shared) => shared.require_responsive(),
+            None => Ok(()),
+        }
+    }
+
     /// Changes whether the watchdog of a VM stops it. If the VM runs, it has a watchdog when this returns; otherwise it can
     /// start with one.
     pub(super) async fn set_fencing(&self, vm: &Vm, fencing: FencingPolicy) -> Result<()> {

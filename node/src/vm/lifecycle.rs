@@ -484,7 +484,7 @@ impl Monitor {
 
     /// Resumes a VM that a full disk paused. QEMU repeats the failed write, and pauses it again if that fails again.
     async fn resume_if_disk_has_space(&mut self) {
-        let path = self.vm.dir.path().to_owned();
+        let path = self.vm.dir.disks().path().to_owned();
         let free = tokio::task::spawn_blocking(move || {
             statvfs(&path).map(|usage| usage.blocks_available() * usage.fragment_size())
         });

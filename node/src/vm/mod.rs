@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use muster_types::ids::InstanceId;
+use muster_types::ids::{InstanceId, StorageId};
 use muster_types::instance::FencingPolicy;
 use muster_types::key::Secret;
 use muster_types::node::{HostFeature, NodeFuture};
@@ -210,10 +210,16 @@ impl VmApi for LocalVms {
             hypervisor.require_qemu()?;
             let vm = hypervisor.get_or_insert(plan.id);
             let _power = vm.power_lock.lock().await;
-            let (storage, dir) = (hypervisor.storage.clone(), vm.dir.clone());
+            let dir = vm.dir.clone();
             blocking(move || {
                 dir.create()?;
-                disks::build(dir.path(), &plan, &disks::DiskSources::new(&storage))
+                let disk_dir = hypervisor.acquire_disks(&dir, &plan)?;
+                let built =
+                    disks::build(disk_dir.path(), &plan, &disks::DiskSources::new(&hypervisor.storage));
+                match hypervisor.storage.shared().filter(|_| plan.shared_storage.is_some()) {
+                    Some(shared) => built.map_err(|error| shared.explain_full(error)),
+                    None => built,
+                }
             })
             .await
         })
@@ -312,17 +318,31 @@ impl VmApi for LocalVms {
         })
     }
 
+    fn remove_shared_disks(&self, id: InstanceId, storage: StorageId) -> NodeFuture<'_, ()> {
+        self.task(move |hypervisor| async move {
+            blocking(move || hypervisor.storage.require_shared()?.remove(storage, id)).await
+        })
+    }
+
     fn move_to_lost_found<'a>(&'a self, id: InstanceId, reason: &'a str) -> NodeFuture<'a, Option<PathBuf>> {
         let reason = reason.to_owned();
         self.task(move |hypervisor| async move {
             let Ok(vm) = hypervisor.require(id) else { return Ok(None) };
             let _power = vm.power_lock.lock().await;
             if let Some(running) = vm.running() {
-                vm.terminate(&running, VmExit::off("it is moved to lost+found"), true).await?;
+                // Another host may use its shared disks, so a stale VM must not flush its caches to them.
+                let is_graceful = !vm.dir.has_shared_disks();
+                vm.terminate(&running, VmExit::off("it is moved to lost+found"), is_graceful).await?;
             }
             let (dir, lost_found) = (vm.dir.clone(), hypervisor.lost_found.clone());
             let path = blocking(move || {
                 cgroup::remove(id, dir.generation())?;
+                if !dir.has_shared_disks() {
+                    return lost_found.add(id, dir.path(), &reason);
+                }
+                let reason =
+                    format!("{reason}. Its disks are on shared storage: {}", dir.disks().path().display());
+                dir.unlink_disks()?;
                 lost_found.add(id, dir.path(), &reason)
             })
             .await?;
@@ -420,11 +440,10 @@ impl VmApi for LocalVms {
     }
 
     fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>> {
-        self.with_vm(id, |_, vm| async move {
-            match vm.running() {
-                Some(running) => resource_usage::usage(&vm.dir, &running).await.map(Some),
-                None => Ok(None),
-            }
+        self.with_vm(id, |hypervisor, vm| async move {
+            let Some(running) = vm.running() else { return Ok(None) };
+            hypervisor.require_responsive_disks(&vm.dir)?;
+            resource_usage::usage(&vm.dir, &running).await.map(Some)
         })
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct StartResources {
     pub(super) kvm: bool,
     /// Whether the file system supports direct I/O, which bypasses the page cache.
     pub(super) direct_io: bool,
-    /// The names of the files in the VM's directory.
+    /// The names of the files in the directory of the disks.
     pub(super) files: BTreeSet<String>,
     /// The path of the UEFI firmware.
     pub(super) firmware: Option<String>,
@@ -130,7 +130,7 @@ pub(super) fn arguments(plan: &VmPlan, resources: &StartResources) -> Vec<String
     for disk in &plan.disks {
         let own_bootindex = (disk.kind != DiskKind::ConfigDrive).then_some(bootindex);
         bootindex += u64::from(own_bootindex.is_some());
-        add_disk(&mut line, &mut buses, disk, own_bootindex, resources);
+        add_disk(&mut line, &mut buses, (plan, disk), own_bootindex, resources);
     }
     for (nic, fds) in plan.nics.iter().zip(&resources.taps) {
         let mut netdev = json!({ "type": "tap", "id": netdev_id(nic), "fd": fds.tap.to_string() });
@@ -245,7 +245,7 @@ fn add_firmware(line: &mut CommandLine, plan: &VmPlan, firmware: &str) {
         "-blockdev",
         &json!({
             "driver": "raw", "node-name": "nvram",
-            "file": { "driver": "file", "filename": file::NVRAM },
+            "file": { "driver": "file", "filename": disk_file(plan, file::NVRAM) },
         }),
     );
     if plan.secure_boot {
@@ -284,12 +284,12 @@ impl Buses {
 fn add_disk(
     line: &mut CommandLine,
     buses: &mut Buses,
-    disk: &DiskPlan,
+    (plan, disk): (&VmPlan, &DiskPlan),
     bootindex: Option<u64>,
     resources: &StartResources,
 ) {
     let name = &disk.device;
-    let node = add_block_nodes(line, disk, resources);
+    let node = add_block_nodes(line, (plan, disk), resources);
     let bus = match (disk.kind, disk.bus) {
         // Neither bus supports optical drives.
         (DiskKind::Cdrom, DiskBus::Virtio | DiskBus::Nvme) => DiskBus::Usb,
@@ -324,7 +324,11 @@ fn add_disk(
 }
 
 /// Adds the block nodes of a disk, and returns the name of the top node, or `None` for an empty drive.
-fn add_block_nodes(line: &mut CommandLine, disk: &DiskPlan, resources: &StartResources) -> Option<String> {
+fn add_block_nodes(
+    line: &mut CommandLine,
+    (plan, disk): (&VmPlan, &DiskPlan),
+    resources: &StartResources,
+) -> Option<String> {
     let name = &disk.device;
     let layer = |line: &mut CommandLine,
                  name: &str,
@@ -349,6 +353,10 @@ fn add_block_nodes(line: &mut CommandLine, disk: &DiskPlan, resources: &StartRes
                 layer["discard"] = "unmap".into();
             }
             format["detect-zeroes"] = "unmap".into();
+            if plan.shared_storage.is_some() {
+                // Another host must not open it at the same time, even if a stale VM runs there.
+                file["locking"] = "on".into();
+            }
         }
         line.json("-blockdev", &file);
         line.json("-blockdev", &format);
@@ -366,19 +374,27 @@ fn add_block_nodes(line: &mut CommandLine, disk: &DiskPlan, resources: &StartRes
         }
         DiskKind::Cdrom => {
             disk.base?;
-            layer(line, name, driver, &base, Value::Null, false);
+            layer(line, name, driver, &disk_file(plan, &base), Value::Null, false);
         }
         DiskKind::Disk => {
             let mut backing = Value::Null;
             if disk.base.is_some() {
                 let base_node = format!("{name}-base");
-                layer(line, &base_node, driver, &base, Value::Null, false);
+                layer(line, &base_node, driver, &disk_file(plan, &base), Value::Null, false);
                 backing = base_node.into();
             }
-            layer(line, name, "qcow2", &format!("{name}.qcow2"), backing, true);
+            layer(line, name, "qcow2", &disk_file(plan, &format!("{name}.qcow2")), backing, true);
         }
     }
     Some(name.clone())
+}
+
+/// Returns the path of a disk, relative to the directory of the VM.
+fn disk_file(plan: &VmPlan, name: &str) -> String {
+    match plan.shared_storage {
+        Some(_) => format!("{}/{name}", file::DISKS_LINK),
+        None => name.to_owned(),
+    }
 }
 
 /// Adds the video card and the server of the display. It listens on no port: the daemon passes connections to it.

@@ -25,6 +25,11 @@ pub(super) fn classify_start_failure(message: &str) -> StartFailure {
     }
 }
 
+/// Returns whether the message of a failed start means that another process has locked a disk.
+pub(super) fn is_locked(message: &str) -> bool {
+    message.contains("Failed to get") && message.contains("lock")
+}
+
 /// Returns whether the message of a failed job means that the file system is full.
 pub(super) fn is_disk_full(message: &str) -> bool {
     message.contains("No space left")

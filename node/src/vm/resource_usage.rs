@@ -8,6 +8,7 @@ use muster_types::Result;
 use muster_types::vm::VmUsage;
 use serde_json::{Value, json};
 
+use super::hypervisor::blocking;
 use super::lifecycle::RunningVm;
 use super::process::CpuTimes;
 use super::vm_dir::{VmDir, VmRecord};
@@ -21,7 +22,11 @@ pub(super) async fn usage(dir: &VmDir, running: &RunningVm) -> Result<VmUsage> {
     let cpu =
         [("cpu time ns", user_ns + system_ns), ("system time ns", system_ns), ("user time ns", user_ns)];
     let devices = fs::read_to_string("/proc/net/dev").map_err(io_error("failed to read network counters"))?;
-    Ok(VmUsage { cpu: cpu.into(), disks: disks(dir, &record, &stats), networks: networks(&record, &devices) })
+    let networks = networks(&record, &devices);
+    let dir = dir.clone();
+    // A shared storage may not respond.
+    let disks = blocking(move || Ok(disks(&dir, &record, &stats))).await?;
+    Ok(VmUsage { cpu: cpu.into(), disks, networks })
 }
 
 /// Returns the counters of the disks, by device. Missing counters are zero.
@@ -32,7 +37,7 @@ fn disks(dir: &VmDir, record: &VmRecord, stats: &Value) -> BTreeMap<String, BTre
             stats.iter().find(|stats| stats["node-name"] == json!(device)).map(|stats| &stats["stats"]);
         let count = |name: &str| stats.and_then(|stats| stats[name].as_u64()).unwrap_or(0);
         let errors = ["failed_rd_operations", "failed_wr_operations", "failed_flush_operations"];
-        let file = fs::metadata(dir.file(&format!("{device}.qcow2")));
+        let file = fs::metadata(dir.disks().file(&format!("{device}.qcow2")));
         let counters = [
             ("actual bytes on disk", file.map_or(0, |metadata| metadata.blocks() * 512)),
             ("errors", errors.into_iter().map(count).sum()),

@@ -36,6 +36,14 @@ pub(super) async fn snapshot(
     let _snapshot = vm.snapshot_lock.lock().await;
     let (nvram, disks): (Vec<&SnapshotDisk>, Vec<&SnapshotDisk>) =
         disks.iter().partition(|disk| disk.device == NVRAM);
+    let disk_dir = vm.dir.disks();
+    hypervisor.require_responsive_disks(&vm.dir)?;
+    let path = disk_dir.path().to_owned();
+    blocking(move || match path.exists() {
+        true => Ok(()),
+        false => Err(Error::NotReady(format!("{} with the disks of the VM is not mounted", path.display()))),
+    })
+    .await?;
     match vm.running() {
         Some(running) if !disks.is_empty() => {
             copy_running(hypervisor, vm, &running, &disks, compress).await?;
@@ -45,13 +53,13 @@ pub(super) async fn snapshot(
             for disk in &disks {
                 let to = vm.dir.file(&copy_name(&disk.device));
                 let mode = (disk.thin, compress);
-                disks::copy_offline(&hypervisor.storage, vm.dir.path(), &disk.device, mode, &to).await?;
+                disks::copy_offline(&hypervisor.storage, disk_dir.path(), &disk.device, mode, &to).await?;
                 hypervisor.storage.adopt_draft(disk.draft, &to).await?;
             }
         }
     }
     for disk in nvram {
-        let (from, to) = (vm.dir.file(file::NVRAM), vm.dir.file(&copy_name(&disk.device)));
+        let (from, to) = (disk_dir.file(file::NVRAM), vm.dir.file(&copy_name(&disk.device)));
         let copy = to.clone();
         blocking(move || {
             if !from.exists() {

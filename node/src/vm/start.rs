@@ -117,7 +117,13 @@ async fn clean_up_failed_start(vm: &Vm, process: &Process, error: Error) -> Erro
         dir.log_tail().map_err(io_error("failed to read the log of QEMU"))
     });
     let log = log.await.inspect_err(|error| tracing::warn!(vm = %id, %error, "failed to read VM log")).ok();
-    let error = start_error(error, exit, log.as_deref());
+    let error = match start_error(error, exit, log.as_deref()) {
+        // Another host uses them, or its locks have not expired yet.
+        Error::Unavailable(message) if vm.dir.has_shared_disks() && qemu_log::is_locked(&message) => {
+            Error::NotReady(format!("another host still uses the disks: {message}"))
+        }
+        error => error,
+    };
     // Saved as a crash rather than off, because the VM is still meant to run.
     let exit = VmExit { crashed: true, reason: format!("failed to start: {error}") };
     vm.save_exit(&exit);
@@ -149,7 +155,8 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
         Credentials { uid: id, gid: id, kvm_gid: hypervisor.kvm.then(kvm_gid).flatten() }
     });
     let uid = credentials.map(|credentials| credentials.uid);
-    prepare_files(hypervisor, dir, plan, uid)?;
+    let disk_dir = hypervisor.acquire_disks(dir, plan)?;
+    prepare_files(hypervisor, (dir, &disk_dir), plan, uid)?;
 
     let listeners = open_ports(hypervisor, plan)?;
     let socket_error = |error: io::Error| io_error("failed to create VM socket")(error);
@@ -166,8 +173,8 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
         plan.nics.iter().map(|nic| Tap::open(nic, &hypervisor.commands)).collect::<Result<Vec<Tap>>>()?;
     let resources = StartResources {
         kvm: hypervisor.kvm,
-        direct_io: supports_direct_io(&dir.file(file::CONSOLE)),
-        files: dir.file_names()?.into_iter().collect(),
+        direct_io: supports_direct_io(&dir.file(file::CONSOLE)) && disks_support_direct_io(&disk_dir, plan),
+        files: disk_dir.file_names()?.into_iter().collect(),
         firmware: plan.uefi.then(|| firmware(plan)).transpose()?,
         taps: taps.iter().map(tap_fds).collect(),
         qmp: qmp.as_raw_fd(),
@@ -213,19 +220,25 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
 }
 
 /// Creates the files of a start, and gives the VM's user access to exactly the files that it needs.
-fn prepare_files(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan, uid: Option<u32>) -> Result<()> {
+fn prepare_files(
+    hypervisor: &Hypervisor,
+    (dir, disk_dir): (&VmDir, &VmDir),
+    plan: &VmPlan,
+    uid: Option<u32>,
+) -> Result<()> {
     backup_job::remove_files(dir)?;
     if let Some(gid) = uid {
         dir.allow_traversal(gid)?;
+        disk_dir.allow_traversal(gid)?;
     }
     for disk in &plan.disks {
         match disk.kind {
             DiskKind::Disk => {
                 let name = format!("{}.qcow2", disk.device);
-                if !dir.file(&name).exists() {
+                if !disk_dir.file(&name).exists() {
                     return Err(Error::Conflict(format!("disk {} of the VM is missing", disk.device)));
                 }
-                dir.set_owner(&name, uid)?;
+                disk_dir.set_owner(&name, uid)?;
             }
             DiskKind::ConfigDrive => {
                 let files = plan.config_drive.as_deref().unwrap_or_default();
@@ -237,7 +250,7 @@ fn prepare_files(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan, uid: Optio
         }
     }
     if plan.uefi {
-        dir.set_owner(file::NVRAM, uid)?;
+        disk_dir.set_owner(file::NVRAM, uid)?;
     }
     dir.ensure(file::CONSOLE, uid)?;
     if plan.video.vdi != Vdi::Vnc && plan.ports.vdi_tls.is_some() {
@@ -304,6 +317,12 @@ fn firmware(plan: &VmPlan) -> Result<String> {
         return Err(Error::Conflict(format!("UEFI needs {} (Debian package ovmf)", path.display())));
     }
     Ok(path.to_string_lossy().into_owned())
+}
+
+/// Returns whether the file system of disks on shared storage supports direct I/O. Other disks are next to the console log.
+fn disks_support_direct_io(disk_dir: &VmDir, plan: &VmPlan) -> bool {
+    let disks = plan.disks.iter().filter(|disk| disk.kind == DiskKind::Disk && plan.shared_storage.is_some());
+    disks.map(|disk| disk_dir.file(&format!("{}.qcow2", disk.device))).all(|file| supports_direct_io(&file))
 }
 
 fn supports_direct_io(file: &Path) -> bool {

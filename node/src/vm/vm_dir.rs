@@ -7,7 +7,10 @@
 //! qmp  console  sc-sf-agent  display/spice                        sockets
 //! display-password                                                secret of the daemon
 //! console.log  console.old  qemu.log                              logs
+//! disks                                                           a link to the directory of shared disks
 //! ```
+//!
+//! If the disks are on shared storage, they and the NVRAM are in the directory that `disks` refers to.
 //!
 //! The directory belongs to the daemon; QEMU may only traverse it. QEMU owns its files, but cannot create any, not even
 //! a link. Only while it starts may it create the socket of SPICE, in `display`.
@@ -15,7 +18,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown, lchown};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -46,6 +49,8 @@ pub(super) const LOG_FILE: &str = "qemu.log";
 
 /// Files that QEMU opens.
 pub(super) mod file {
+    /// The link to the directory of disks on shared storage.
+    pub(in crate::vm) const DISKS_LINK: &str = "disks";
     pub(in crate::vm) const CONFIG_DRIVE: &str = "config.iso";
     pub(in crate::vm) const NVRAM: &str = "nvram.fd";
     pub(in crate::vm) const CONSOLE: &str = "console.log";
@@ -126,6 +131,31 @@ impl VmDir {
 
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+
+    /// Returns the directory of the disks: this one, unless they are on shared storage.
+    pub(super) fn disks(&self) -> Self {
+        fs::read_link(self.file(file::DISKS_LINK)).map_or_else(|_| self.clone(), Self::new)
+    }
+
+    /// Returns whether the disks are on shared storage.
+    pub(super) fn has_shared_disks(&self) -> bool {
+        self.file(file::DISKS_LINK).is_symlink()
+    }
+
+    /// Refers to the directory of disks on shared storage.
+    pub(super) fn link_disks(&self, path: &Path) -> Result<()> {
+        if fs::read_link(self.file(file::DISKS_LINK)).is_ok_and(|found| found == path) {
+            return Ok(());
+        }
+        self.unlink_disks()?;
+        symlink(path, self.file(file::DISKS_LINK))
+            .map_err(io_error("failed to create a link to shared disks"))
+    }
+
+    /// Removes the link to disks on shared storage, if there is one.
+    pub(super) fn unlink_disks(&self) -> Result<()> {
+        self.remove(file::DISKS_LINK)
     }
 
     pub(super) fn create(&self) -> Result<()> {

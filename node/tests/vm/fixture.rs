@@ -177,6 +177,7 @@ pub(crate) async fn plan(vms: &dyn VmApi, image: BlobId, used_ports: &[u16], nam
         config_drive: Some(vec![file("openstack/latest/meta_data.json", meta_data)]),
         side_channels: vec![SideChannel::Agent],
         fencing: FencingPolicy::None,
+        shared_storage: None,
     }
 }
 

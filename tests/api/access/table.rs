@@ -293,6 +293,8 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     ("DELETE", "/networks/{network_ref}/dns", "network.delete", [401, 401, 401, 404, 404, 200, 200]),
     // Trust does not extend to operations.
     ("GET", "/networks/{network_ref}/clusteroperations", "network.read", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/networks/{network_ref}/explain", "network.read", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/instances/{instance_ref}/explain", "instance.read", [401, 401, 401, 404, 404, 200, 200]),
     ("GET", "/networks/{network_ref}/metadata", "network.read", [401, 401, 401, 404, 200, 200, 200]),
     ("POST", "/networks/{network_ref}/metadata", "network.write", [401, 401, 401, 404, 404, 200, 200]),
     ("PUT", "/networks/{network_ref}/metadata/{key}", "network.write", [401, 401, 401, 404, 404, 200, 200]),
@@ -497,6 +499,12 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     (
         "GET",
         "/clusteroperations/{operation_type}/{operation_uuid}",
+        "clusteroperation.read",
+        [401, 401, 401, 403, 403, 200, 200],
+    ),
+    (
+        "GET",
+        "/clusteroperations/{operation_type}/{operation_uuid}/explain",
         "clusteroperation.read",
         [401, 401, 401, 403, 403, 200, 200],
     ),

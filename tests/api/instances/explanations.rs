@@ -56,7 +56,7 @@ async fn explains_a_running_and_a_stopped_instance() {
 #[tokio::test(flavor = "multi_thread")]
 async fn explains_why_no_node_was_suitable() {
     let (cluster, token) = cluster(&[]).await;
-    let refused = try_create(&cluster, &token, "large", &json!({"memory": 99_000_000})).await;
+    let refused = try_create(&cluster, &token, "large", &json!({"memory": 60_000_000})).await;
     assert_eq!(refused.status, 507, "{}", refused.text);
     let all = cluster.call(&token, Method::GET, "/instances", Some(json!({"all": true}))).await.body;
     let large = all.as_array().unwrap().iter().find(|record| record["name"] == "large").unwrap();

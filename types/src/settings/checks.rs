@@ -1,5 +1,7 @@
 //! Checks of values that depend on more than their type.
 
+use std::path::Path;
+
 use super::*;
 
 /// The least value of `NODE_CHECKIN_MAXIMUM`, in check-in intervals: one check-in may fail.
@@ -16,6 +18,7 @@ impl Settings {
         self.check_check_ins()?;
         self.check_addresses()?;
         self.check_names()?;
+        self.check_storage()?;
         self.check_loki()?;
         self.check_secrets()
     }
@@ -159,6 +162,20 @@ impl Settings {
             if word.split_once('=').is_none_or(|(name, url)| name.is_empty() || !url.contains("://")) {
                 return Err(format!("IMAGE_NAMES: {word:?} is not NAME=URL"));
             }
+        }
+        Ok(())
+    }
+
+    fn check_storage(&self) -> Result<(), String> {
+        let (own, shared) = (Path::new(&self.storage_path), Path::new(&self.shared_storage));
+        if self.shared_storage.is_empty() {
+            return Ok(());
+        }
+        if !shared.is_absolute() {
+            return Err("SHARED_STORAGE: must be an absolute path".into());
+        }
+        if shared == own {
+            return Err("SHARED_STORAGE: must not be STORAGE_PATH, which belongs to this host alone".into());
         }
         Ok(())
     }

@@ -149,3 +149,11 @@ fn example_file_shows_the_defaults() {
         Settings::from_pairs(&[(&name, &value)]).unwrap_or_else(|why| panic!("{why}"));
     }
 }
+
+#[test]
+fn rejects_shared_storage_that_is_not_another_absolute_path() {
+    let new = |shared: &str| Settings::from_pairs(&[("STORAGE_PATH", "/srv"), ("SHARED_STORAGE", shared)]);
+    assert!(new("mnt/nfs").unwrap_err().contains("must be an absolute path"));
+    assert!(new("/srv").unwrap_err().contains("must not be STORAGE_PATH"));
+    assert_eq!(new("/mnt/nfs").unwrap().shared_storage, "/mnt/nfs");
+}

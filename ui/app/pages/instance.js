@@ -317,6 +317,7 @@ export default function Instance({ route }) {
                       ],
                       ["Display", `${instance.video.model}, ${instance.video.vdi}`],
                       ["Restart", instance.restart],
+                      ["Storage", instance.storage],
                       [
                         "UUID",
                         html`

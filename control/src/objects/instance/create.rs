@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use base64::Engine as _;
 use muster_types::capacity::Capacity;
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
@@ -17,6 +16,7 @@ use muster_types::network::NetworkState;
 use muster_types::node::NodeState;
 use muster_types::object::{NameOrId, ObjectType};
 use muster_types::quota::QuotaName;
+use muster_types::shared_storage::StorageType;
 use muster_types::spec::{self, AddressSpec, Affinity, DiskBus, DiskSpec, NetworkSpec, VideoSpec};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value};
@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 use super::fence;
 use super::image::{self, ImageSource};
 use super::placement::{self, Allocation, Candidates, RefusedNodes};
-use super::{DISK, NVRAM_TEMPLATE, object, operation_on, to_record};
+use super::{DISK, NVRAM_TEMPLATE, object, operation_on, to_record, user_data};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::audit::with_caller;
@@ -33,15 +33,13 @@ use crate::objects::network::address_pool::require_within;
 use crate::objects::network::state::require_state;
 use crate::objects::{blob, metadata, network, quota};
 use crate::queue::CreateInstance;
-use crate::scheduler::PlacementRequest;
+use crate::scheduler::{PlacementRequest, StorageRequest};
 use muster_store::instances::{self, InstanceRow, InstanceSpec, NewInstance};
 use muster_store::networks::NetworkRow;
 use muster_store::{
     StoreError, Tx, TxError, blobs, metadata as metadata_rows, namespaces, nodes, references, transaction,
 };
 
-/// The maximum size of the user data.
-const MAX_USER_DATA_BYTES: usize = 1 << 20;
 /// The maximum number of disks of an instance.
 const MAX_DISKS: usize = 24;
 /// The maximum number of devices of an instance that need a PCI slot.
@@ -68,6 +66,7 @@ pub struct InstanceRequest {
     pub metadata: Option<Value>,
     pub side_channels: Option<Vec<String>>,
     pub disposable: bool,
+    pub storage: Option<String>,
     pub restart: Option<String>,
     pub fencing: Option<String>,
 }
@@ -215,7 +214,7 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
             text.parse().map_err(|_| Error::Invalid(format!("invalid config drive type: \"{text}\"")))?
         }
     };
-    let user_data = check_user_data(request.user_data)?;
+    let user_data = user_data::check(request.user_data)?;
     let ssh_key = request.ssh_key.filter(|text| !text.is_empty());
     let (metadata, affinity, deprecated_affinity) = check_all_metadata(request.metadata)?;
     let side_channels = match request.side_channels {
@@ -242,6 +241,9 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
             side_channels,
             requested_placement: None,
             disposable: request.disposable,
+            storage: parse_storage(request.storage.as_deref())?,
+            storage_uuid: None,
+            has_shared_disks: false,
             restart,
             fencing,
             unfenced: None,
@@ -255,21 +257,15 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
     })
 }
 
-fn check_user_data(user_data: Option<String>) -> Result<Option<String>> {
-    let user_data = user_data.filter(|text| !text.is_empty());
-    if let Some(text) = &user_data {
-        if text.len() > MAX_USER_DATA_BYTES {
-            return Err(Error::Invalid(format!("user_data: must be at most {MAX_USER_DATA_BYTES} bytes")));
-        }
-        decode_user_data(text).ok_or_else(|| Error::Invalid("user_data: Not valid base64.".into()))?;
-    }
-    Ok(user_data)
-}
-
 /// Returns the number of PCI slots that disks and interfaces need.
 pub(super) fn slots(disks: &[DiskSpecRecord], interfaces: usize) -> usize {
     let slotted = |disk: &&DiskSpecRecord| matches!(disk.spec.bus, DiskBus::Virtio | DiskBus::Nvme);
     disks.iter().filter(slotted).count() + interfaces
+}
+
+fn parse_storage(storage: Option<&str>) -> Result<StorageType> {
+    let Some(text) = storage.filter(|text| !text.is_empty()) else { return Ok(StorageType::Local) };
+    text.parse().map_err(|_| Error::Invalid(format!("storage: {text:?} is neither \"local\" nor \"shared\"")))
 }
 
 fn base_field(number: usize) -> String {
@@ -282,12 +278,6 @@ fn positive(field: &str, number: i64, max: i64) -> Result<i64> {
     }
     let text = format!("{field}: Must be greater than or equal to 1 and less than or equal to {max}.");
     Err(Error::Invalid(text))
-}
-
-/// Decodes the user data, which some tools wrap into lines.
-pub(crate) fn decode_user_data(text: &str) -> Option<Vec<u8>> {
-    let text: String = text.chars().filter(|c| !c.is_ascii_whitespace()).collect();
-    base64::engine::general_purpose::STANDARD.decode(text).ok()
 }
 
 fn side_channels(names: &[String]) -> Result<Vec<SideChannel>> {
@@ -366,6 +356,10 @@ async fn validate(
         disk_gb: disk_gb(app, &spec).await?,
         required_node: only,
         affinity,
+        storage: match spec.storage {
+            StorageType::Local => StorageRequest::Local,
+            StorageType::Shared => StorageRequest::AnyShared,
+        },
     };
     Ok(ValidatedRequest {
         id: InstanceId::new(),
@@ -516,7 +510,10 @@ async fn insert(
         namespace: request.namespace.clone(),
         state,
         error_message: error.map(str::to_owned),
-        spec: request.spec.clone(),
+        spec: InstanceSpec {
+            storage_uuid: allocation.and_then(|allocation| allocation.shared_storage),
+            ..request.spec.clone()
+        },
         node: allocation.map(|allocation| allocation.node),
         committed: allocation.map_or_else(Capacity::default, |allocation| allocation.allocated),
     };

@@ -1,8 +1,9 @@
 //! Deletes instances.
 
 use muster_types::event::Event;
-use muster_types::ids::InstanceId;
+use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{InstanceRecord, InstanceState};
+use muster_types::node::NodeState;
 use muster_types::operation::OperationHandle;
 use muster_types::{Error, Result};
 
@@ -12,10 +13,10 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::namespace_for_delete_all;
 use crate::objects::audit::with_caller;
-use crate::queue::{DeleteInstance, Operation as _, SnapshotInstance};
+use crate::queue::{DeleteInstance, NewOperation, Operation as _, SnapshotInstance};
 use muster_store::instances::InstanceRow;
 use muster_store::nodes::NodeRow;
-use muster_store::{StoreError, Tx, TxError, instances, node_ledgers, operations, transaction};
+use muster_store::{StoreError, Tx, TxError, instances, node_ledgers, nodes, operations, transaction};
 
 /// Deletes an instance. An operation removes its VM and then everything else.
 pub async fn delete(
@@ -73,7 +74,9 @@ pub(crate) async fn enqueue(
     // Queued operations are no longer needed; a running one notices the new state.
     operations::abort_queued(tx, &object(id), SnapshotInstance::KIND.name).await?;
     let request = caller.map(|caller| caller.request_id.as_str());
-    let handle = operation_on(&row, DeleteInstance {}, request).enqueue(tx).await?;
+    let operation = operation_on(&row, DeleteInstance {}, request);
+    let node = operation.node.or(node_with_storage(tx, &row).await?);
+    let handle = NewOperation { node, ..operation }.enqueue(tx).await?;
     instances::set_operation(tx, id, &handle).await?;
     Ok(Some(handle))
 }
@@ -97,12 +100,31 @@ pub(crate) async fn release_deleted_node(app: &App, node: &NodeRow) -> Result<()
     for row in instances::of_node(&*app.store, id).await? {
         let row = fence::with_unfenced(app, row, node);
         if row.state == InstanceState::DeleteWait {
-            release_lost(app, &row, None).await?;
+            finish_lost(app, &row, None).await?;
         } else {
             lost::fail_lost(app, &row, &format!("node {name} was deleted"), None, None).await?;
         }
     }
     Ok(())
+}
+
+/// Completes the deletion of an instance whose node is lost. Disks on shared storage are removed by another node. If the node was
+/// declared dead, `dead` is the node, which must not have returned.
+pub(crate) async fn finish_lost(app: &App, row: &InstanceRow, dead: Option<&NodeRow>) -> Result<()> {
+    if row.spec.storage_uuid.is_none() {
+        return release_lost(app, row, dead).await;
+    }
+    lost::delete_elsewhere(app, row, dead).await
+}
+
+/// Returns a node that has mounted the shared storage of an instance without a node, if one is up.
+async fn node_with_storage(tx: &mut Tx, row: &InstanceRow) -> Result<Option<NodeId>, StoreError> {
+    let Some(storage) = row.spec.storage_uuid.filter(|_| row.node.is_none()) else { return Ok(None) };
+    let has_storage = |node: &&NodeRow| {
+        let found = node.report.shared_storage.as_ref().and_then(|found| found.uuid);
+        node.state == NodeState::Created && found == Some(storage)
+    };
+    Ok(nodes::list(&mut *tx).await?.iter().find(has_storage).map(|node| node.identity.id))
 }
 
 /// Deletes every instance of a namespace, by default the caller's own.

@@ -22,8 +22,8 @@ use muster_types::{Error, Result};
 use super::create::reference_blobs_in;
 use super::placement::{self, Allocation, Candidates};
 use super::snapshot::{NVRAM, source_url};
-use super::state::{record_state_change, release_lost};
-use super::{agent, fence, lost, object, operation_on, plan};
+use super::state::record_state_change;
+use super::{agent, delete, fence, lost, object, operation_on, plan};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::network::state::PRESENT;
@@ -163,7 +163,7 @@ async fn evacuate_instance(
 ) -> Result<(EvacuationOutcome, Option<String>, String)> {
     let from = &node.identity.name;
     if row.state == InstanceState::DeleteWait {
-        release_lost(app, row, Some(node)).await?;
+        delete::finish_lost(app, row, Some(node)).await?;
         return Ok((EvacuationOutcome::Deleted, None, "it was being deleted".into()));
     }
     let restored = match restore_disks(app, row).await? {
@@ -259,9 +259,13 @@ async fn move_in(
     Ok(allocation)
 }
 
-/// Chooses what the disks of an instance are created from: the latest snapshot of each disk or, if it is disposable or was
-/// never complete, its images. Returns the reason if neither is possible.
+/// Chooses where the disks of an instance come from. Those on shared storage are used as they are. Others are created from the
+/// latest snapshot of each disk or, if the instance is disposable or was never complete, from its images. Returns the reason if
+/// none of these is possible.
 async fn restore_disks(app: &App, row: &InstanceRow) -> Result<Result<RestoredDisks, String>> {
+    if row.spec.has_shared_disks {
+        return Ok(Ok(RestoredDisks { spec: row.spec.clone(), source: "its disks on shared storage" }));
+    }
     let live: Vec<NodeId> = blob_copy::live_nodes(app).await?.iter().map(|node| node.identity.id).collect();
     let is_disposable = row.spec.disposable || row.state != InstanceState::Created;
     if let Some(spec) = from_snapshots(app, row, &live).await? {

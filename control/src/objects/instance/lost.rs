@@ -13,7 +13,7 @@ use muster_types::time::format_utc;
 use muster_types::{Error, Result};
 
 use super::state::record_state_change;
-use super::{local_node, object, placement, read_again};
+use super::{delete, local_node, object, placement, read_again};
 use crate::app::App;
 
 /// The maximum number of instances that one transaction marks.
@@ -89,8 +89,8 @@ pub(crate) async fn fail_evacuation(
             return Ok(());
         }
         let vm = node.vms().list().await?.into_iter().find(|vm| vm.id == row.id);
-        // Its disks were created from snapshots or images and never used. Those of an earlier generation are moved to
-        // `lost+found` by the reconciler.
+        // Its disks were created from snapshots or images and never used, or are on shared storage, where they stay. Those of an
+        // earlier generation are moved to `lost+found` by the reconciler.
         if vm.is_some_and(|vm| vm.generation.is_none_or(|generation| generation == row.generation)) {
             node.vms().remove(row.id).await?;
         }
@@ -114,13 +114,33 @@ pub(crate) async fn fail_lost(
         }
         fail_lost_in(tx, row, reason, operation).await
     })?;
+    update_ledger(app, &failed);
     if failed.is_failed {
-        if let Some((node, committed)) = failed.ledger {
-            app.placement.update(node, committed);
-        }
         record_state_change(app, row.id, row.state, InstanceState::Error, Some(reason));
     }
     Ok(())
+}
+
+/// Removes an instance that is being deleted from its lost node, and queues its deletion on a node with its shared storage. If
+/// the node was declared dead, `dead` is the node, which must not have returned.
+pub(crate) async fn delete_elsewhere(app: &App, row: &InstanceRow, dead: Option<&NodeRow>) -> Result<()> {
+    let failed = transaction!(app.store, |tx| {
+        if let Some(node) = dead {
+            lock_dead_in(tx, node).await?;
+        }
+        let failed = fail_lost_in(tx, row, "its node is lost", None).await?;
+        delete::enqueue(tx, row.id, None).await?;
+        Ok(failed)
+    })?;
+    update_ledger(app, &failed);
+    app.queue.wake();
+    Ok(())
+}
+
+fn update_ledger(app: &App, failed: &FailedInstance) {
+    if let Some((node, committed)) = failed.ledger {
+        app.placement.update(node, committed);
+    }
 }
 
 /// The outcome of [`fail_lost_in`].

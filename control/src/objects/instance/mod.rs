@@ -22,6 +22,7 @@ pub mod plug;
 pub mod power;
 pub mod snapshot;
 pub(crate) mod state;
+mod user_data;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -253,6 +254,8 @@ async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Re
                 node: details.node_names.remove(&row.id),
                 requested_placement: row.spec.requested_placement,
                 disposable: row.spec.disposable,
+                storage: row.spec.storage,
+                storage_uuid: row.spec.storage_uuid,
                 restart: row.spec.restart,
                 fencing: row.spec.fencing,
                 interfaces: interfaces_of.remove(&row.id).unwrap_or_default(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
-use muster_types::ids::{InstanceId, NodeId};
+use muster_types::ids::{InstanceId, NodeId, StorageId};
 use muster_types::node::NodeState;
 use muster_types::object::ObjectType;
 use muster_types::spec::parse_affinity;
@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::claim;
 use crate::scheduler::{
-    self, NodeFacts, PlacementOutcome, PlacementRefusal, PlacementRequest, SchedulerPolicy,
+    self, NodeFacts, PlacementOutcome, PlacementRefusal, PlacementRequest, SchedulerPolicy, StorageRequest,
 };
 use crate::state::NodeCapacity;
 use muster_store::instances::InstanceRow;
@@ -47,6 +47,10 @@ pub(crate) async fn request_again(app: &App, row: &InstanceRow) -> Result<Placem
         disk_gb: row.committed.disk_gb,
         required_node: None,
         affinity: affinity.map(|(affinity, _)| affinity).unwrap_or_default(),
+        storage: match row.spec.storage_uuid {
+            Some(storage) => StorageRequest::Shared(storage),
+            None => StorageRequest::Local,
+        },
     })
 }
 
@@ -119,6 +123,8 @@ pub(crate) struct Allocation {
     pub(crate) node: NodeId,
     pub(crate) name: String,
     pub(crate) allocated: Capacity,
+    /// The shared storage for the disks, unless they are on the node.
+    pub(crate) shared_storage: Option<StorageId>,
     committed: CommittedCapacity,
     refused: RefusedNodes,
 }
@@ -167,7 +173,17 @@ pub(crate) async fn allocate_in(
                     let name = facts.name.clone();
                     // The first pass may have refused the node because of its expected load.
                     refused.retain(|(node, _)| *node != name);
-                    return Ok(Ok(Allocation { node: *node, name, allocated: wanted, committed, refused }));
+                    let shared_storage = match request.storage {
+                        StorageRequest::Local => None,
+                        StorageRequest::AnyShared => {
+                            facts.shared_storage.as_ref().and_then(|storage| storage.uuid)
+                        }
+                        StorageRequest::Shared(storage) => Some(storage),
+                    };
+                    let node = *node;
+                    let allocation =
+                        Allocation { node, name, allocated: wanted, shared_storage, committed, refused };
+                    return Ok(Ok(allocation));
                 }
                 Err(denied) => {
                     only_demand_refused |= denied.only_demand;
@@ -204,8 +220,9 @@ pub(crate) async fn release_in(
         return Ok(None);
     }
     let ledger = node_ledgers::lock(tx, node).await?;
-    let committed =
-        scheduler::release_capacity(&ledger, allocated.cpus, allocated.memory_mb, allocated.disk_gb);
+    // The ledger has no disks that are elsewhere.
+    let disk_gb = if row.spec.storage_uuid.is_some() { 0 } else { allocated.disk_gb };
+    let committed = scheduler::release_capacity(&ledger, allocated.cpus, allocated.memory_mb, disk_gb);
     node_ledgers::set(tx, node, &committed).await?;
     claim::refund_in(tx, &row.namespace, &allocated).await?;
     instances::clear_committed(tx, row.id).await?;

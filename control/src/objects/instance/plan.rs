@@ -10,8 +10,7 @@ use muster_types::{Error, Result};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::create::decode_user_data;
-use super::fence;
+use super::{fence, user_data};
 use crate::app::App;
 use crate::objects::network::plan::{domain, mtu};
 use muster_store::instances::{InstanceRow, InstanceSpec};
@@ -96,6 +95,7 @@ pub(crate) async fn build(app: &App, row: &InstanceRow, ports: ConsolePorts) -> 
         config_drive,
         side_channels: row.spec.side_channels.clone(),
         fencing: fence::policy(app, &row.spec),
+        shared_storage: row.spec.storage_uuid,
     })
 }
 
@@ -165,7 +165,7 @@ fn config_drive(
         "name": row.name,
         "public_keys": { "mykey": row.spec.ssh_key },
     });
-    let user_data = row.spec.user_data.as_deref().and_then(decode_user_data);
+    let user_data = row.spec.user_data.as_deref().and_then(user_data::decode);
     let network_data = serde_json::to_vec(&network_data(app, row, interfaces, networks, mtu))
         .map_err(|error| Error::Internal(format!("failed to write network_data.json: {error}")))?;
     let text = |value: &Value| value.to_string().into_bytes();

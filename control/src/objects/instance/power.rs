@@ -21,6 +21,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::audit::with_caller;
 use crate::objects::network::wait::wait_instance_networks;
+use crate::objects::shared_storage;
 use crate::queue::{Operation as _, StartInstance};
 use muster_store::instances::{self, InstanceRow};
 use muster_store::{operations, transaction};
@@ -126,6 +127,12 @@ pub async fn apply(
 /// Starts the VM of an instance with free ports. The caller holds the instance lock, and has read the row since it acquired
 /// it ([`read_again`]).
 pub(crate) async fn start_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
+    let outcome = start_with_free_ports(app, node, row).await;
+    shared_storage::record_wait(app, row, &outcome);
+    outcome
+}
+
+async fn start_with_free_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
     let mut ports = row.ports;
     for _ in 0..PORT_ATTEMPTS {
         let chosen = match ports.take() {
@@ -155,7 +162,9 @@ pub(crate) async fn build_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceR
         Some(ports) => ports,
         None => choose_ports(app, node, row).await?,
     };
-    node.vms().build(&plan::build(app, row, ports).await?).await
+    let built = node.vms().build(&plan::build(app, row, ports).await?).await;
+    shared_storage::record_wait(app, row, &built);
+    built
 }
 
 async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<ConsolePorts> {

@@ -1,6 +1,6 @@
 //! Changes the state of instances, and releases their resources at the end.
 
-use muster_store::instances::{self, InstanceRow};
+use muster_store::instances::{self, InstanceRow, InstanceSpec};
 use muster_store::interfaces::{self, InterfaceRow};
 use muster_store::nodes::NodeRow;
 use muster_store::operations::{self, OperationRow};
@@ -74,9 +74,27 @@ pub(crate) async fn fail_creation(app: &App, row: &OperationRow, reason: &str) -
     }
     {
         let _lock = app.instance_locks.lock(id).await;
-        local_node(app, instance.node)?.vms().remove(id).await?;
+        let vms = local_node(app, instance.node)?.vms();
+        vms.remove(id).await?;
+        if let Some(storage) = instance.spec.storage_uuid
+            && let Err(error) = vms.remove_shared_disks(id, storage).await
+        {
+            // The deletion of the instance removes them.
+            tracing::warn!(instance = %id, %error, "failed to remove incomplete disks from the shared storage");
+        }
     }
     release(app, &instance, failed, InstanceState::Error).await
+}
+
+/// Records that the shared storage has all disks of an instance that becomes `created`, as part of the transaction that
+/// changes its state.
+pub(crate) async fn mark_shared_disks_in(tx: &mut Tx, row: &InstanceRow) -> Result<(), StoreError> {
+    if row.spec.storage_uuid.is_none() || row.spec.has_shared_disks {
+        return Ok(());
+    }
+    let Some(current) = instances::get(&mut *tx, row.id).await? else { return Ok(()) };
+    let spec = InstanceSpec { has_shared_disks: true, ..current.spec };
+    instances::set_spec(tx, row.id, &spec, &current.disks).await
 }
 
 /// Releases all resources of an instance without a VM: addresses, ports, capacity, blobs.

@@ -53,7 +53,7 @@ fn some_request() -> impl Strategy<Value = PlacementRequest> {
     (0..12_i64, 0..9000_i64, 0..100_i64, affinity).prop_map(|(cpus, memory_mb, disk_gb, affinity)| {
         let (require_with, require_without, prefer_with, prefer_without) = affinity.unwrap_or_default();
         let affinity = Affinity { require_with, require_without, prefer_with, prefer_without };
-        PlacementRequest { cpus, memory_mb, disk_gb, required_node: None, affinity }
+        PlacementRequest { cpus, memory_mb, disk_gb, affinity, ..PlacementRequest::default() }
     })
 }
 

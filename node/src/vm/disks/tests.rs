@@ -104,6 +104,7 @@ fn plan(disks: Vec<DiskPlan>) -> VmPlan {
         config_drive: None,
         side_channels: Vec::new(),
         fencing: FencingPolicy::None,
+        shared_storage: None,
     }
 }
 

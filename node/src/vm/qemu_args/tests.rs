@@ -1,6 +1,6 @@
 //! The arguments that plans result in.
 
-use muster_types::ids::{BlobId, InstanceId, InterfaceId};
+use muster_types::ids::{BlobId, InstanceId, InterfaceId, StorageId};
 use muster_types::instance::FencingPolicy;
 use muster_types::vm::ConsolePorts;
 
@@ -24,6 +24,7 @@ fn plan() -> VmPlan {
         config_drive: None,
         side_channels: Vec::new(),
         fencing: FencingPolicy::None,
+        shared_storage: None,
     }
 }
 
@@ -206,4 +207,24 @@ fn adds_only_the_prepared_side_channels() {
     assert_eq!(find(&vsock, "name", "sf-agent"), None);
     let device = find(&vsock, "driver", "vhost-vsock-pci").unwrap();
     assert_eq!((&device["guest-cid"], &device["vhostfd"]), (&json!(4_294_967_294_u32), &json!("12")));
+}
+
+#[test]
+fn disks_on_shared_storage_are_locked_and_in_their_own_directory() {
+    let disks = vec![
+        disk("vda", DiskBus::Virtio, DiskKind::Disk),
+        disk("vdb", DiskBus::Virtio, DiskKind::ConfigDrive),
+    ];
+    let own = VmPlan { disks, uefi: true, ..plan() };
+    let shared = VmPlan { shared_storage: Some(StorageId::new()), ..own.clone() };
+    let resources = StartResources { firmware: Some("/firmware".into()), ..resources() };
+    for (plan, prefix, locking) in [(own, "", Value::Null), (shared, "disks/", "on".into())] {
+        let nodes = objects(&arguments(&plan, &resources), "-blockdev");
+        let file = |name: &str| find(&nodes, "node-name", name);
+        assert_eq!(file("vda-file")["filename"], format!("{prefix}vda.qcow2"));
+        assert_eq!(file("vda-file")["locking"], locking);
+        assert_eq!(file("vda-base-file")["filename"], format!("{prefix}vda.base"));
+        assert_eq!(file("nvram")["file"]["filename"], format!("{prefix}nvram.fd"));
+        assert_eq!(file("vdb-file")["filename"], "config.iso", "it is written at every start");
+    }
 }

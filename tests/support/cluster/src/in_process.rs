@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -116,7 +117,10 @@ impl Cluster {
         let drainer = Drainer::new(&events, &spool, &settings).unwrap();
         let node = |number: usize| {
             let storage = directory.path().join(number.to_string());
-            Arc::new(resize(SimulatedNode::new(number, NodeId::new(), &storage)))
+            let node = resize(SimulatedNode::new(number, NodeId::new(), &storage));
+            let shared = &settings.shared_storage;
+            node.set_shared_storage((!shared.is_empty()).then(|| Path::new(shared)));
+            Arc::new(node)
         };
         let (node, other) = (node(1), node(2));
         let nodes: Vec<Arc<dyn NodeApi>> = vec![Arc::clone(&node) as _, Arc::clone(&other) as _];
@@ -374,7 +378,7 @@ impl Cluster {
     }
 
     /// Returns the directory with the files of the nodes.
-    pub fn directory(&self) -> &std::path::Path {
+    pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
