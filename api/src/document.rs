@@ -1,27 +1,31 @@
 //! The OpenAPI document: what all operations have in common, and its serialized form.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
-use axum::body::Bytes;
 use axum::http::Method;
 use muster_types::scheduling::SchedulingStage;
 use muster_types::settings::Settings;
-use utoipa::openapi::path::{Operation, Parameter};
+use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
-    ComponentsBuilder, Content, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Required, Response, Server,
+    ComponentsBuilder, Content, Header, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Required, Response,
+    Server,
 };
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::error::ErrorBody;
+use crate::lists::ListFields;
 use crate::response::Success;
+use crate::static_file::StaticFile;
 use crate::table::Access;
+use crate::waiting::{self, WaitableStates};
 use muster_control::auth::scopes::CLUSTER_ADMIN;
 
 /// The serialized OpenAPI document.
 #[derive(Debug, Clone)]
-pub(crate) struct Document(Bytes);
+pub(crate) struct Document(Arc<StaticFile>);
 
 impl Document {
     pub(crate) fn new(mut document: OpenApi, settings: &Settings) -> Self {
@@ -34,15 +38,15 @@ impl Document {
         // Relative to the location of the document, unless configured.
         document.servers = Some(if defaults { vec![Server::new("/")] } else { servers.collect() });
         let json = document.to_pretty_json().expect("an OpenAPI document has only string keys");
-        Self(Bytes::from(json))
+        Self(Arc::new(StaticFile::new("application/json", json)))
     }
 
-    pub(crate) fn bytes(&self) -> Bytes {
-        self.0.clone()
+    pub(crate) fn file(&self) -> &StaticFile {
+        &self.0
     }
 
     pub(crate) fn text(&self) -> &str {
-        std::str::from_utf8(&self.0).expect("the document is made from a string")
+        std::str::from_utf8(self.0.bytes()).expect("the document is made from a string")
     }
 }
 
@@ -82,6 +86,12 @@ pub(crate) struct OperationContext<'a> {
     pub(crate) success: Option<Success>,
     /// The schemas that the annotation refers to.
     pub(crate) schemas: &'a [(String, RefOr<Schema>)],
+    /// The fields of the records of a list.
+    pub(crate) list: Option<&'a ListFields>,
+    /// The states of a record that a request can wait for.
+    pub(crate) states: Option<&'a WaitableStates>,
+    /// Whether it returns a record, which has a tag.
+    pub(crate) is_record: bool,
 }
 
 /// Completes the description of an operation with what follows from its route and its handler's types.
@@ -103,6 +113,15 @@ pub(crate) fn complete(operation: &mut Operation, context: OperationContext<'_>)
     if let Some(RefOr::T(body)) = &mut operation.request_body {
         body.required =
             Some(if needs_body(&body.content, context.schemas) { Required::True } else { Required::False });
+    }
+    if let Some(list) = context.list {
+        describe_list(operation, list);
+    }
+    if context.is_record {
+        describe_record(operation, context.states);
+    }
+    if *context.method == Method::POST && context.access != Access::Public {
+        describe_idempotency(operation, context.path);
     }
     describe_errors(operation, context.access);
     describe_bytes(operation);
@@ -203,6 +222,107 @@ fn describe_success(operation: &mut Operation, success: Success) {
     }
     response.content.clear();
     response.content.insert("application/json".into(), RefOr::T(Content::new(Some(success.body))));
+}
+
+fn text_parameter(name: &str, place: ParameterIn, description: String) -> RefOr<Parameter> {
+    let schema = ObjectBuilder::new().schema_type(Type::String).build();
+    let parameter = ParameterBuilder::new().name(name).parameter_in(place);
+    RefOr::T(parameter.description(Some(description)).schema(Some(schema)).build())
+}
+
+fn text_header(description: &str) -> RefOr<Header> {
+    let mut header = Header::new(ObjectBuilder::new().schema_type(Type::String).build());
+    header.description = Some(description.into());
+    RefOr::T(header)
+}
+
+/// Adds the tag of a record, and for which states a request can wait.
+fn describe_record(operation: &mut Operation, states: Option<&WaitableStates>) {
+    let parameters = operation.parameters.get_or_insert_default();
+    let text = "The tag of a version that the client knows. If it is the current one, the response is 304 without a body.";
+    parameters.push(text_parameter("If-None-Match", ParameterIn::Header, text.into()));
+    let responses = &mut operation.responses.responses;
+    responses.insert("304".into(), RefOr::T(Response::new("The record has not changed.")));
+    if let Some(RefOr::T(response)) = responses.get_mut("200") {
+        response.headers.insert("ETag".into(), text_header("Identifies this version of the record."));
+    }
+    if let Some(states) = states {
+        parameters.push(text_parameter(waiting::PARAMETER, ParameterIn::Query, states.description()));
+        for (status, text) in [
+            ("409", "With `wait`: the object has reached another final state."),
+            ("429", "With `wait`: too many requests of the namespace are waiting."),
+        ] {
+            responses.entry(status.to_owned()).or_insert_with(|| RefOr::T(Response::new(text)));
+        }
+    }
+}
+
+/// Adds the header `If-Match` to the operations that change a record or something below its path.
+pub(crate) fn describe_preconditions(document: &mut OpenApi, records: &HashSet<String>) {
+    let is_below = |path: &str| {
+        let mut ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+        ends.any(|end| records.contains(&path[..end]))
+    };
+    for (path, item) in &mut document.paths.paths {
+        if !is_below(path) {
+            continue;
+        }
+        for operation in [&mut item.post, &mut item.put, &mut item.delete].into_iter().flatten() {
+            // Public operations change no records.
+            if operation.security.is_none() {
+                continue;
+            }
+            let text = "The tag of the record that the change is meant for, from the `ETag` of this path or of the nearest path \
+                        above it that has one. If the record has changed, nothing is done.";
+            let parameters = operation.parameters.get_or_insert_default();
+            parameters.push(text_parameter("If-Match", ParameterIn::Header, text.into()));
+            let mut response = Response::new("The record has changed: its tag is not in `If-Match`.");
+            let content = Content::new(Some(Ref::from_schema_name(ErrorBody::name())));
+            response.content.insert("application/json".into(), RefOr::T(content));
+            operation.responses.responses.insert("412".into(), RefOr::T(response));
+        }
+    }
+}
+
+/// Adds what follows from the header `Idempotency-Key`, unless it is rejected for the operation.
+fn describe_idempotency(operation: &mut Operation, path: &str) {
+    let parameters = operation.parameters.get_or_insert_default();
+    // A connection that changes its protocol cannot be repeated.
+    if path == "/upload/{upload_uuid}" || operation.responses.responses.contains_key("101") {
+        return;
+    }
+    let text = "Identifies the request, for 24 hours: up to 255 printable ASCII characters. If it is repeated with the same \
+                key, it is not executed again, and the response is that of the first one, with the header \
+                `Idempotency-Replayed: true`.";
+    parameters.push(text_parameter("Idempotency-Key", ParameterIn::Header, text.into()));
+    for (status, text) in [
+        ("409", "The request with the same `Idempotency-Key` is running, or its response was lost."),
+        ("422", "The `Idempotency-Key` was used for another request."),
+        ("429", "The namespace has too many idempotency keys."),
+    ] {
+        let responses = &mut operation.responses.responses;
+        responses.entry(status.to_owned()).or_insert_with(|| RefOr::T(Response::new(text)));
+    }
+}
+
+/// Adds the parameters that all lists have, and the headers of their responses.
+fn describe_list(operation: &mut Operation, list: &ListFields) {
+    let parameters = operation.parameters.get_or_insert_default();
+    let declared = |name: &str, parameters: &[RefOr<Parameter>]| {
+        parameters.iter().any(|known| matches!(known, RefOr::T(known) if known.name == name))
+    };
+    for parameter in list.parameters() {
+        if !declared(&parameter.name, parameters) {
+            parameters.push(RefOr::T(parameter));
+        }
+    }
+    let Some(RefOr::T(response)) = operation.responses.responses.get_mut("200") else { return };
+    for (name, text) in [
+        ("Link", "The next page, with `rel=\"next\"`, relative to the URL of the request."),
+        ("X-Next-Cursor", "The cursor of the next page. Absent if there is none."),
+    ] {
+        response.headers.insert(name.into(), text_header(text));
+    }
 }
 
 /// Describes the parameters that many paths share.

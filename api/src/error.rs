@@ -78,6 +78,9 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("15");
 /// Seconds after which a caller should retry when a dependency, such as the database, is unavailable.
 const RETRY_AFTER_OUTAGE: HeaderValue = HeaderValue::from_static("5");
 
+/// Seconds after which a caller should retry when an object is not ready yet, or a wait has ended.
+const RETRY_AFTER_NOT_READY: HeaderValue = HeaderValue::from_static("1");
+
 /// The result of a handler.
 pub(crate) type ApiResult<T> = Result<T, ApiError>;
 
@@ -107,18 +110,24 @@ impl IntoResponse for ApiError {
                 response.headers_mut().insert(header::RETRY_AFTER, retry_after.into());
                 return response;
             }
+            Error::Busy { text, retry_after } => {
+                let mut response = error_response(StatusCode::CONFLICT, text);
+                response.headers_mut().insert(header::RETRY_AFTER, retry_after.into());
+                return response;
+            }
             Error::Invalid(text) => (StatusCode::BAD_REQUEST, text),
             Error::Unauthenticated(text) => (StatusCode::UNAUTHORIZED, text),
             Error::Forbidden(text) => (StatusCode::FORBIDDEN, text),
             Error::NotFound(text) => (StatusCode::NOT_FOUND, text),
             Error::NotReady(text) => (StatusCode::NOT_ACCEPTABLE, text),
+            Error::PreconditionFailed(text) => (StatusCode::PRECONDITION_FAILED, text),
             Error::Timeout(text) => (StatusCode::REQUEST_TIMEOUT, text),
             error @ Error::AddressInUse(_) => (StatusCode::CONFLICT, error.to_string()),
             error @ Error::Contended => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
             Error::Conflict(text) => (StatusCode::CONFLICT, text),
             Error::LengthRequired(text) => (StatusCode::LENGTH_REQUIRED, text),
             Error::TooLarge(text) => (StatusCode::PAYLOAD_TOO_LARGE, text),
-            Error::TooLong(text) => (StatusCode::UNPROCESSABLE_ENTITY, text),
+            Error::TooLong(text) | Error::Mismatch(text) => (StatusCode::UNPROCESSABLE_ENTITY, text),
             Error::InsufficientCapacity(text) => (StatusCode::INSUFFICIENT_STORAGE, text),
             Error::Unavailable(text) | Error::StaleEpoch(text) | Error::PortInUse(text) => {
                 (StatusCode::SERVICE_UNAVAILABLE, text)
@@ -130,8 +139,14 @@ impl IntoResponse for ApiError {
             }
         };
         let mut response = error_response(status, text);
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_OUTAGE);
+        let retry_after = match status {
+            StatusCode::SERVICE_UNAVAILABLE => Some(RETRY_AFTER_OUTAGE),
+            StatusCode::INSUFFICIENT_STORAGE => Some(RETRY_AFTER),
+            StatusCode::NOT_ACCEPTABLE | StatusCode::REQUEST_TIMEOUT => Some(RETRY_AFTER_NOT_READY),
+            _ => None,
+        };
+        if let Some(seconds) = retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds);
         }
         response
     }

@@ -27,9 +27,12 @@ use muster_control::objects::service_key::ServiceKey;
 use muster_control::peer::{STALL_TIMEOUT, until_stalled};
 use muster_store::instances::InstanceRow;
 use muster_store::nodes::NodeRow;
+use muster_store::{beside_change, current_lease};
 
 /// The Unix time at which the caller of a request gives up. The request is not started afterwards.
 pub(crate) const DEADLINE: HeaderName = HeaderName::from_static("x-muster-deadline");
+/// The lease under which a daemon executes the request of another one: its hash and its owner. See docs/decisions/0088.
+pub(crate) const IDEMPOTENCY_LEASE: HeaderName = HeaderName::from_static("x-muster-idempotency-lease");
 const FORWARDED: HeaderName = HeaderName::from_static(muster_control::peer::FORWARDED);
 const FORWARDED_REQUEST_HEADERS: &[HeaderName] =
     &[header::RANGE, header::IF_RANGE, header::CONTENT_LENGTH, header::CONTENT_TYPE];
@@ -39,6 +42,7 @@ const FORWARDED_RESPONSE_HEADERS: &[HeaderName] = &[
     header::CONTENT_RANGE,
     header::ACCEPT_RANGES,
     header::ETAG,
+    header::RETRY_AFTER,
     header::X_CONTENT_TYPE_OPTIONS,
 ];
 
@@ -182,9 +186,14 @@ impl OriginalRequest {
         let mut headers = HeaderMap::new();
         copy_headers(&self.headers, &mut headers, FORWARDED_REQUEST_HEADERS);
         headers.insert(FORWARDED, HeaderValue::from_static("1"));
+        if let Some(lease) = current_lease() {
+            let value = HeaderValue::try_from(format!("{}:{}", lease.hash, lease.owner));
+            let value = value.map_err(|error| Error::Internal(error.to_string()))?;
+            headers.insert(IDEMPOTENCY_LEASE, value);
+        }
         let request = app.peers.request(node, self.method, path).await;
         let request = request.map_err(|error| no_answer(node, &error))?;
-        let key = ServiceKey::for_caller(app, caller, owner).await?;
+        let key = beside_change(ServiceKey::for_caller(app, caller, owner)).await?;
         let request = request.headers(headers).header("x-request-id", &caller.request_id);
         let gives_up = now() + app.peers.response_timeout().as_secs_f64();
         let gives_up = caller.deadline.expires().map_or(gives_up, |expires| expires.min(gives_up));
@@ -194,7 +203,7 @@ impl OriginalRequest {
             received = app.peers.send(node, request) => received.map_err(|error| no_answer(node, &error)),
             error = caller.deadline.abandoned() => Err(error),
         };
-        key.remove(app).await;
+        beside_change(key.remove(app)).await;
         received
     }
 }

@@ -18,9 +18,12 @@ use muster_types::{Error, Result};
 
 use crate::body::{BodyLimit, BodyMemory, BodySender, MAX_SMALL_BODY};
 use crate::browser_session;
+use crate::compression::{self, Compressible};
+use crate::conditional;
 use crate::connection::ClientConnection;
 use crate::error::ApiError;
 use crate::forward::DEADLINE;
+use crate::idempotency::{self, Execution, RequestedExecution};
 use crate::request::{Incoming, is_change, is_upload_chunk, panicked};
 use crate::request_events::{MAX_RECORDED_URL, RequestEvents, shortened};
 use crate::table::Access;
@@ -32,7 +35,7 @@ use muster_control::events::RefusalKind;
 use muster_control::objects::audit::with_request;
 use muster_control::objects::key::unix_seconds;
 use muster_store::keys::{self, CredentialKey};
-use muster_store::run_change;
+use muster_store::run_keyed_change;
 
 /// The path of token exchanges, which have their own body limit.
 const EXCHANGE_PATH: &str = "/auth/federated";
@@ -45,6 +48,8 @@ pub(crate) struct Guard {
     pub(crate) family: &'static str,
     /// The verb of the required scope, if it does not follow from the method.
     pub(crate) verb: Option<&'static str>,
+    /// Whether the route returns a record, which has a tag.
+    pub(crate) is_record: bool,
     pub(crate) bodies: Arc<BodyMemory>,
 }
 
@@ -52,9 +57,26 @@ pub(crate) struct Guard {
 /// first: callers without one cannot make the daemon read a large body.
 pub(crate) async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     match admit(&guard, request).await {
-        Ok(request) => run(&guard.app, request, next).await,
+        Ok(request) => respond(&guard, request, next).await,
         Err(error) => ApiError(error).into_response(),
     }
+}
+
+/// Responds to a request that was admitted.
+async fn respond(guard: &Guard, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    // Routes with a verb of their own open consoles or return secrets.
+    let compressible =
+        guard.verb.is_none() && compression::is_allowed(&parts.method, parts.extensions.get::<Caller>());
+    let headers = guard.is_record.then(|| parts.headers.clone());
+    let mut response = run(Arc::clone(&guard.app), Request::from_parts(parts, body), next).await;
+    if let Some(headers) = headers {
+        response = conditional::add_tag(&headers, response);
+    }
+    if compressible {
+        response.extensions_mut().insert(Compressible);
+    }
+    response
 }
 
 async fn admit(guard: &Guard, request: Request) -> Result<Request> {
@@ -120,7 +142,7 @@ fn deadline(request: &Parts) -> RequestDeadline {
 }
 
 /// Calls the handler, unless the caller has given up. Changes run to completion even if the caller disconnects.
-async fn run(app: &App, request: Request, next: Next) -> Response {
+async fn run(app: Arc<App>, request: Request, next: Next) -> Response {
     let deadline = request.extensions().get::<RequestDeadline>().cloned().unwrap_or_default();
     let change =
         if is_change(request.method(), request.uri()) { Some(app.begin_change().await) } else { None };
@@ -128,12 +150,32 @@ async fn run(app: &App, request: Request, next: Next) -> Response {
         return ApiError(error).into_response();
     }
     let Some(change) = change else { return next.run(request).await };
-    let change = run_change(move || deadline.require_waiting(), async move {
+    let requested = match RequestedExecution::of(&request) {
+        Ok(requested) => requested,
+        Err(error) => return ApiError(error).into_response(),
+    };
+    let response = tokio::spawn(async move {
         let _change = change;
-        next.run(request).await
+        let execution = requested.begin(&app).await;
+        let lease = execution.lease().cloned();
+        let change = run_keyed_change(move || deadline.require_waiting(), lease, execute(request, next));
+        match execution {
+            Execution::Once | Execution::Forwarded(_) => change.await,
+            Execution::Keyed(lease) => idempotency::execute(app, lease, change).await,
+            Execution::Respond(response) => response,
+        }
     });
-    let response = tokio::spawn(change);
     response.await.unwrap_or_else(|_| panicked())
+}
+
+/// Calls the handler of a change if its preconditions are met.
+async fn execute(request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let _lock = match conditional::check(&parts).await {
+        Ok(lock) => lock,
+        Err(response) => return response,
+    };
+    next.run(Request::from_parts(parts, body)).await
 }
 
 async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {

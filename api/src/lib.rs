@@ -3,12 +3,17 @@
 mod arguments;
 mod body;
 mod browser_session;
+mod compression;
+mod conditional;
 mod connection;
 mod document;
 mod error;
+mod etag;
 mod forward;
 mod guard;
+mod idempotency;
 mod lenient;
+mod lists;
 mod metrics;
 mod pages;
 mod redaction;
@@ -16,9 +21,12 @@ mod request;
 mod request_events;
 mod response;
 mod routes;
+mod schemas;
 mod server;
+mod static_file;
 mod table;
 mod upgrade;
+mod waiting;
 mod websocket;
 mod write_timeout;
 
@@ -228,6 +236,6 @@ fn table(app: &Arc<App>) -> RouteTable {
 /// Creates the API service and the list of its routes.
 #[must_use]
 pub fn service(app: &Arc<App>) -> (Service, Vec<RouteInfo>) {
-    let (router, document, routes) = table(app).finish();
-    (Service::new(Arc::clone(app), router, document, &routes), routes)
+    let (router, document, routes, records) = table(app).finish();
+    (Service::new(Arc::clone(app), router, document, &routes, records), routes)
 }

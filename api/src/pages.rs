@@ -1,4 +1,5 @@
-//! Long lists, read and sent page by page so that a list never has to fit into memory.
+//! Lists. Long ones are read and sent page by page, so that a list never has to fit into memory. A request may ask for a
+//! part of any list; see [`lists`].
 
 use std::marker::PhantomData;
 
@@ -10,12 +11,13 @@ use muster_types::Error;
 use serde::Serialize;
 
 use crate::error::ApiResult;
+use crate::lists::{self, ListRequest, PageKey};
 use crate::response::{Documented, Json, JsonBody, Success, streamed_json};
 
 /// Initial capacity of a page's buffer per record, in bytes.
 const RECORD_CAPACITY: usize = 160;
 
-/// A JSON array of `T`, sent in pages.
+/// A JSON array of `T`, or the part of it that the request asks for.
 #[derive(Debug)]
 pub(crate) struct Pages<T> {
     response: Response,
@@ -30,7 +32,30 @@ impl<T> IntoResponse for Pages<T> {
 
 impl<T: JsonBody> Documented for Pages<T> {
     fn success() -> Option<Success> {
-        Some(Success::json::<Vec<T>>(StatusCode::OK, "Success."))
+        let success = Success::json::<Vec<T>>(StatusCode::OK, "Success.");
+        Some(Success { is_list: true, ..success })
+    }
+}
+
+impl<T: Serialize> Pages<T> {
+    /// Returns a list that was read completely.
+    pub(crate) fn of(records: Vec<T>) -> ApiResult<Self> {
+        let response = match lists::requested() {
+            None => Json(records).into_response(),
+            Some(list) => list.respond(&list.select_from(&records)?)?,
+        };
+        Ok(Self { response, record: PhantomData })
+    }
+
+    /// Returns a part of a list that is read in pages.
+    pub(crate) async fn select<K, F, P>(list: &ListRequest, read: F) -> ApiResult<Self>
+    where
+        K: PageKey,
+        F: Fn(Option<K>) -> P,
+        P: Future<Output = Result<(Vec<T>, Option<K>), Error>>,
+    {
+        let selected = list.select(read).await?;
+        Ok(Self { response: list.respond(&selected)?, record: PhantomData })
     }
 }
 
@@ -38,10 +63,13 @@ impl<T: JsonBody> Documented for Pages<T> {
 pub(crate) async fn in_pages<T, K, F, P>(read: F) -> ApiResult<Pages<T>>
 where
     T: Serialize + Send + 'static,
-    K: Send + 'static,
+    K: PageKey,
     F: Fn(Option<K>) -> P + Send + Sync + 'static,
     P: Future<Output = Result<(Vec<T>, Option<K>), Error>> + Send + 'static,
 {
+    if let Some(list) = lists::requested() {
+        return Pages::select(&list, read).await;
+    }
     // The first page is read before the response starts, so that a failure still sets the status.
     let (records, next) = read(None).await?;
     if next.is_none() {

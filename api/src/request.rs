@@ -1,5 +1,6 @@
 //! The part of request handling that all routes share: request id, path normalization, error bodies, request events.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::panic::AssertUnwindSafe;
@@ -21,6 +22,8 @@ use parking_lot::Mutex;
 use tower::ServiceExt as _;
 use utoipa::openapi::OpenApi;
 
+use crate::compression::{accepts_gzip, compress};
+use crate::conditional::RecordRoutes;
 use crate::document::Document;
 use crate::error::{ApiError, error_response};
 use crate::request_events::{RecordableRoutes, RequestEvents};
@@ -66,6 +69,7 @@ pub struct Service {
     router: Router,
     document: Document,
     recordable: Arc<RecordableRoutes>,
+    records: Arc<RecordRoutes>,
 }
 
 impl fmt::Debug for Service {
@@ -75,10 +79,17 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    pub(crate) fn new(app: Arc<App>, router: Router, document: OpenApi, routes: &[RouteInfo]) -> Self {
+    pub(crate) fn new(
+        app: Arc<App>,
+        router: Router,
+        document: OpenApi,
+        routes: &[RouteInfo],
+        records: HashSet<String>,
+    ) -> Self {
         let document = Document::new(document, &app.settings);
         let recordable = Arc::new(RecordableRoutes::new(routes));
-        Self { app, router, document, recordable }
+        let records = Arc::new(RecordRoutes::new(router.clone(), records));
+        Self { app, router, document, recordable, records }
     }
 
     /// Returns the OpenAPI document as text.
@@ -99,6 +110,7 @@ impl Service {
         let trailing_slash = parts.uri.path().ends_with('/');
         parts.uri = normalize(parts.uri);
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
+        let accepts_gzip = accepts_gzip(&parts.headers);
         let (remote, source) = addresses(peer);
         let events = RequestEvents::new(&self.app, &self.recordable, &id, &source, (&method, &uri));
         let events = Arc::new(events);
@@ -108,6 +120,7 @@ impl Service {
             let incoming = Incoming { id: id.clone(), remote, source, trailing_slash, body: Bytes::new() };
             parts.extensions.insert(incoming);
             parts.extensions.insert(self.document.clone());
+            parts.extensions.insert(Arc::clone(&self.records));
             parts.extensions.insert(Arc::clone(&events));
             self.route(Request::from_parts(parts, Body::new(body.clone()))).await
         } else {
@@ -124,7 +137,7 @@ impl Service {
         events.responded(&response);
         protect_html(&mut response);
         response.headers_mut().insert(REQUEST_ID, id_header);
-        response
+        compress(accepts_gzip, response)
     }
 
     /// Calls the guard and the handler of a request.

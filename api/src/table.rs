@@ -1,5 +1,6 @@
 //! The table of routes. A route cannot be added without its access.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::Router;
@@ -12,8 +13,11 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use crate::body::BodyMemory;
 use crate::document::{self, OperationContext};
 use crate::guard::{Guard, check};
+use crate::lists::{self, ListFields};
 use crate::request::not_found;
 use crate::response::{DocumentedHandler, Success};
+use crate::schemas::is_object;
+use crate::waiting::{self, WaitableStates};
 use muster_control::app::App;
 
 /// Who may call a route.
@@ -70,13 +74,15 @@ pub(crate) struct RouteTable {
     router: OpenApiRouter<Arc<App>>,
     routes: Vec<RouteInfo>,
     bodies: Arc<BodyMemory>,
+    /// The paths of records, which have tags.
+    records: HashSet<String>,
 }
 
 impl RouteTable {
     pub(crate) fn new(app: &Arc<App>) -> Self {
         let router = OpenApiRouter::with_openapi(document::empty());
         let bodies = Arc::new(BodyMemory::new(&app.settings));
-        Self { app: Arc::clone(app), router, routes: vec![], bodies }
+        Self { app: Arc::clone(app), router, routes: vec![], bodies, records: HashSet::new() }
     }
 
     /// Adds handlers. `family` is the first part of the scope that a token needs; empty if it needs none.
@@ -112,6 +118,17 @@ impl RouteTable {
         let (schemas, mut paths, mut methods) = endpoint.routes;
         self.check_names(&schemas);
         let mut success = endpoint.success;
+        let listed = success.as_ref().filter(|success| success.is_list);
+        let list = listed.map(|success| Arc::new(ListFields::new(&success.body, &schemas)));
+        let record = success.as_ref().filter(|success| !success.is_list && access != Access::Public);
+        let record = record.filter(|success| is_object(&success.body, &schemas));
+        let is_record = record.is_some() && paths.paths.values().all(|item| item.get.is_some());
+        let states =
+            record.filter(|_| is_record).and_then(|success| WaitableStates::of(&success.body, &schemas));
+        let states = states.map(Arc::new);
+        if is_record {
+            self.records.extend(paths.paths.keys().cloned());
+        }
         let guarded = access != Access::Public;
         for (path, item) in &mut paths.paths {
             let operations = [
@@ -124,15 +141,31 @@ impl RouteTable {
                 let Some(operation) = operation else { continue };
                 let scope = if guarded { required_scope(family, verb, method) } else { String::new() };
                 let (scope_text, success) = (scope.as_str(), success.take());
-                let schemas = &schemas;
-                let context = OperationContext { method, path, access, scope: scope_text, success, schemas };
+                let (schemas, list, states) = (&schemas, list.as_deref(), states.as_deref());
+                let context = OperationContext {
+                    method,
+                    path,
+                    access,
+                    scope: scope_text,
+                    success,
+                    schemas,
+                    list,
+                    states,
+                    is_record,
+                };
                 document::complete(operation, context);
                 let (method, path) = (method.to_string(), path.clone());
                 self.routes.push(RouteInfo { method, path, access, scope });
             }
         }
         let (app, bodies) = (Arc::clone(&self.app), Arc::clone(&self.bodies));
-        let guard = Guard { app, access, family, verb, bodies };
+        let guard = Guard { app, access, family, verb, is_record, bodies };
+        if let Some(list) = list {
+            methods = methods.route_layer(from_fn_with_state(list, lists::select));
+        }
+        if let Some(states) = states {
+            methods = methods.route_layer(from_fn_with_state(states, waiting::wait));
+        }
         methods = methods.route_layer(from_fn_with_state(guard, check));
         let router = std::mem::take(&mut self.router);
         self.router = router.routes((schemas, paths, methods));
@@ -150,13 +183,14 @@ impl RouteTable {
         }
     }
 
-    pub(crate) fn finish(self) -> (Router, OpenApi, Vec<RouteInfo>) {
+    pub(crate) fn finish(self) -> (Router, OpenApi, Vec<RouteInfo>, HashSet<String>) {
         let (router, mut document) = self.router.split_for_parts();
+        document::describe_preconditions(&mut document, &self.records);
         // `{*name}` is the notation of the router for parameters with slashes.
         let paths = std::mem::take(&mut document.paths.paths);
         document.paths.paths =
             paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
-        (router.fallback(not_found).with_state(self.app), document, self.routes)
+        (router.fallback(not_found).with_state(self.app), document, self.routes, self.records)
     }
 }
 

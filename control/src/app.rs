@@ -17,6 +17,7 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore}
 use crate::auth::Caller;
 use crate::auth::console_key::ConsoleKey;
 use crate::auth::identity::IdentityVerifier;
+use crate::auth::response_cipher::ResponseCipher;
 use crate::auth::secrets::Secrets;
 use crate::auth::tokens::AccessTokens;
 use crate::events::{EventBudget, Events};
@@ -43,6 +44,8 @@ pub struct App {
     pub event_streams: EventStreams,
     pub secrets: Secrets,
     pub tokens: AccessTokens,
+    /// Encrypts the responses that are kept for repeated requests.
+    pub response_cipher: ResponseCipher,
     /// Verifies the tokens of trusted issuers.
     pub identities: IdentityVerifier,
     pub health: Arc<Health>,
@@ -107,6 +110,7 @@ impl App {
             lease_owner: LeaseOwner::new(events.node()),
             secrets: Secrets::new(seed),
             tokens: AccessTokens::new(seed, &settings.zone, settings.api_token_duration),
+            response_cipher: ResponseCipher::new(seed),
             identities: IdentityVerifier::new(&settings, &events),
             health: Arc::default(),
             changes: Arc::default(),

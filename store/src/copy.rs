@@ -171,7 +171,7 @@ fn primary_key(table: &str) -> Vec<&'static str> {
         "event_links" => vec!["object_type", "object_id", "timestamp", "event_uuid"],
         "exchange_attempts" => vec!["source", "minute"],
         "exchanged_tokens" => vec!["rule", "token"],
-        "tickets" => vec!["hash"],
+        "tickets" | "idempotency_keys" => vec!["hash"],
         _ => vec!["uuid"],
     }
 }

@@ -124,6 +124,31 @@ impl From<EventRow> for EventRecord {
     }
 }
 
+/// The place of an event in the list of an object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EventPosition {
+    pub timestamp: f64,
+    pub event_uuid: String,
+}
+
+impl EventPosition {
+    #[must_use]
+    pub fn of(record: &EventRecord) -> Self {
+        Self { timestamp: record.timestamp, event_uuid: record.event_uuid.clone() }
+    }
+}
+
+/// Selects some of the events of an object.
+#[derive(Debug, Clone)]
+pub struct EventPage<'a> {
+    /// Only events that this namespace caused. A former namespace of the same name does not count.
+    pub namespace: Option<&'a str>,
+    pub event_type: Option<EventType>,
+    /// Only older events.
+    pub after: Option<EventPosition>,
+    pub limit: i64,
+}
+
 /// Returns the newest events of an object, newest first.
 pub async fn list(
     db: impl Read,
@@ -131,41 +156,38 @@ pub async fn list(
     event_type: Option<EventType>,
     limit: i64,
 ) -> Result<Vec<EventRecord>, StoreError> {
-    filtered(db, object, "", &[], event_type, limit).await
+    page(db, object, &EventPage { namespace: None, event_type, after: None, limit }).await
 }
 
-/// Returns the newest events of an object that a namespace caused, newest first. A former namespace of the same name
-/// does not count.
-pub async fn list_of_namespace(
-    db: impl Read,
-    object: &ObjectRef,
-    namespace: &str,
-    event_type: Option<EventType>,
-    limit: i64,
-) -> Result<Vec<EventRecord>, StoreError> {
-    let filter = "AND l.namespace = ? AND l.timestamp >= (SELECT created FROM namespaces WHERE name = ?)";
-    filtered(db, object, filter, params![namespace, namespace], event_type, limit).await
-}
-
-async fn filtered(
+/// Returns the selected events of an object, newest first.
+pub async fn page(
     mut db: impl Read,
     object: &ObjectRef,
-    filter: &str,
-    filter_values: &[Value],
-    event_type: Option<EventType>,
-    limit: i64,
+    selection: &EventPage<'_>,
 ) -> Result<Vec<EventRecord>, StoreError> {
-    let type_filter = if event_type.is_some() { "AND l.event_type = ?" } else { "" };
+    let mut conditions = String::new();
+    let mut values = params![object.object_type, &object.id].to_vec();
+    if let Some(namespace) = selection.namespace {
+        conditions +=
+            " AND l.namespace = ? AND l.timestamp >= (SELECT created FROM namespaces WHERE name = ?)";
+        values.extend_from_slice(params![namespace, namespace]);
+    }
+    if let Some(event_type) = selection.event_type {
+        conditions += " AND l.event_type = ?";
+        values.push(event_type.into());
+    }
+    if let Some(EventPosition { timestamp, event_uuid }) = &selection.after {
+        // The first condition lets both engines use the index.
+        conditions += " AND l.timestamp <= ? AND (l.timestamp < ? OR l.event_uuid < ?)";
+        values.extend_from_slice(params![*timestamp, *timestamp, event_uuid]);
+    }
+    values.push(selection.limit.into());
     let sql = format!(
         "SELECT {} FROM event_links l JOIN events e ON e.event_uuid = l.event_uuid \
-         WHERE l.object_type = ? AND l.object_id = ? {filter} {type_filter} \
+         WHERE l.object_type = ? AND l.object_id = ?{conditions} \
          ORDER BY l.timestamp DESC, l.event_uuid DESC LIMIT ?",
         EventRow::columns_of("e")
     );
-    let mut values = params![object.object_type, &object.id].to_vec();
-    values.extend_from_slice(filter_values);
-    values.extend(event_type.map(Value::from));
-    values.push(limit.into());
     let rows: Vec<EventRow> = db.fetch(&sql, &values).await?;
     Ok(rows.into_iter().map(EventRecord::from).collect())
 }

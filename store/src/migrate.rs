@@ -57,6 +57,7 @@ pub(super) const MIGRATIONS: &[Migration] = &[
     breaking(13, include_str!("../../migrations/0013_instance_generations.sql")),
     breaking(14, include_str!("../../migrations/0014_tickets.sql")),
     additive(17, include_str!("../../migrations/0017_daemon_schemas.sql")),
+    additive(18, include_str!("../../migrations/0018_idempotency_keys.sql")),
 ];
 
 /// The last migration that is applied unconditionally. Nodes record their schema version since a later one.
@@ -253,4 +254,5 @@ pub(super) const TABLES: &[&str] = &[
     "blob_namespaces",
     "namespace_quotas",
     "tickets",
+    "idempotency_keys",
 ];

@@ -148,7 +148,7 @@ impl Store {
         // The beginning and the end.
         self.statements.fetch_add(2, Ordering::Relaxed);
         let (membership, statements) = (Arc::clone(&self.membership), Arc::clone(&self.statements));
-        Ok(Tx { engine, membership, statements })
+        Ok(Tx { engine, membership, statements, has_written: false })
     }
 
     /// Returns this store for transactions that a daemon may commit after its nodes were fenced.

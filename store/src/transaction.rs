@@ -11,6 +11,7 @@ use std::time::Duration;
 use muster_types::Error;
 
 use crate::error::{StoreError, TxError};
+use crate::idempotency_keys::{self, IdempotencyLease};
 use crate::membership::Membership;
 use crate::row::{Read, Row};
 use crate::value::Value;
@@ -29,6 +30,10 @@ struct Change {
     /// Whether a transaction of it was committed.
     has_committed: Cell<bool>,
     require_waiting: RequireWaiting,
+    /// Whether a transaction of it that wrote something was committed.
+    has_changed: Cell<bool>,
+    /// Set if the caller may repeat the request.
+    lease: Option<IdempotencyLease>,
 }
 
 tokio::task_local! {
@@ -42,8 +47,27 @@ pub async fn run_change<T>(
     require_waiting: impl Fn() -> Result<(), Error> + Send + 'static,
     change: impl Future<Output = T>,
 ) -> T {
-    let state = Change { has_committed: Cell::new(false), require_waiting: Box::new(require_waiting) };
+    run_keyed_change(require_waiting, None, change).await
+}
+
+/// Runs a change that its caller may repeat, if it has a lease. The transaction that first writes something also records
+/// that, so that after a crash the request is executed again if and only if it has changed nothing.
+pub async fn run_keyed_change<T>(
+    require_waiting: impl Fn() -> Result<(), Error> + Send + 'static,
+    lease: Option<IdempotencyLease>,
+    change: impl Future<Output = T>,
+) -> T {
+    let require_waiting = Box::new(require_waiting);
+    let (has_committed, has_changed) = (Cell::new(false), Cell::new(false));
+    let state = Change { has_committed, require_waiting, has_changed, lease };
     CHANGE.scope(state, change).await
+}
+
+/// Returns the lease of the change that the current task runs, unless something was changed already.
+#[must_use]
+pub fn current_lease() -> Option<IdempotencyLease> {
+    let lease = CHANGE.try_with(|change| change.lease.clone().filter(|_| !change.has_changed.get()));
+    lease.ok().flatten()
 }
 
 /// Runs transactions that are no part of the change that the caller requested, such as the count of its attempts.
@@ -69,6 +93,8 @@ pub struct Tx {
     pub(crate) membership: Arc<Membership>,
     /// The number of statements of the store.
     pub(crate) statements: Arc<AtomicU64>,
+    /// Whether it has changed a row.
+    pub(crate) has_written: bool,
 }
 
 impl std::fmt::Debug for Tx {
@@ -101,10 +127,12 @@ impl Tx {
     /// Runs a modifying statement and returns the number of rows that it matched.
     pub async fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
         self.statements.fetch_add(1, Ordering::Relaxed);
-        match &mut self.engine {
-            TxEngine::Sqlite(tx) => tx.execute(sql, params),
-            TxEngine::MariaDb(tx) => tx.execute(sql, params).await,
-        }
+        let matched = match &mut self.engine {
+            TxEngine::Sqlite(tx) => tx.execute(sql, params)?,
+            TxEngine::MariaDb(tx) => tx.execute(sql, params).await?,
+        };
+        self.has_written |= matched > 0;
+        Ok(matched)
     }
 
     /// Runs a statement that changes the schema, without a timeout.
@@ -127,11 +155,19 @@ impl Tx {
         {
             outcome = Err(error.into());
         }
+        if outcome.is_ok()
+            && self.has_written
+            && let Some(lease) = current_lease()
+            && let Err(error) = idempotency_keys::mark_changed(&mut self, &lease).await
+        {
+            outcome = Err(error);
+        }
         // Immediately before the commit, after all statements.
         let outcome = match outcome {
             Ok(value) => require_waiting().map(|()| value).map_err(TxError::Rejected),
             failed => failed,
         };
+        let has_written = self.has_written;
         let failure = match outcome {
             Ok(value) => {
                 let committed = match self.engine {
@@ -140,7 +176,10 @@ impl Tx {
                 };
                 match committed {
                     Ok(()) => {
-                        let _ = CHANGE.try_with(|change| change.has_committed.set(true));
+                        let _ = CHANGE.try_with(|change| {
+                            change.has_committed.set(true);
+                            change.has_changed.set(has_written || change.has_changed.get());
+                        });
                         return Some(Ok(value));
                     }
                     Err(error) => error,

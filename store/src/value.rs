@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use muster_types::{
-    address, agent_operation, artifact, blob, event, ids, instance, interface, issuer, key, namespace,
-    network, node, object, operation, quota, rule, session,
+    address, agent_operation, artifact, blob, event, idempotency, ids, instance, interface, issuer, key,
+    namespace, network, node, object, operation, quota, rule, session,
 };
 
 use crate::error::StoreError;
@@ -101,6 +101,7 @@ impl_text_value!(
     quota::QuotaName,
     rule::RuleState,
     session::TicketPurpose,
+    idempotency::IdempotencyState,
 );
 
 fn parse<T: FromStr>(value: Value) -> Result<T, Value> {

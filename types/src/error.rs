@@ -32,6 +32,15 @@ pub enum Error {
     /// The state of the object does not allow this.
     #[error("{0}")]
     Conflict(String),
+    /// Another request is working on the same; `retry_after` is in seconds.
+    #[error("{text}")]
+    Busy { text: String, retry_after: u64 },
+    /// The object is not the version that the caller has named.
+    #[error("{0}")]
+    PreconditionFailed(String),
+    /// The request contradicts an earlier one of the caller.
+    #[error("{0}")]
+    Mismatch(String),
     /// The requested address is allocated to another object.
     #[error("address {0} in use")]
     AddressInUse(Ipv4Addr),

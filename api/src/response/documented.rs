@@ -46,13 +46,15 @@ pub(crate) struct Success {
     pub(crate) body: RefOr<Schema>,
     /// Schemas that the body refers to.
     pub(crate) schemas: Schemas,
+    /// Whether a request may ask for a part of it; see [`lists`](crate::lists).
+    pub(crate) is_list: bool,
 }
 
 impl Success {
     pub(crate) fn json<T: JsonBody>(status: StatusCode, description: &'static str) -> Self {
         let mut schemas = Schemas::new();
         T::collect_schemas(&mut schemas);
-        Self { status, description, body: T::schema(), schemas }
+        Self { status, description, body: T::schema(), schemas, is_list: false }
     }
 }
 

@@ -248,7 +248,7 @@ pub(crate) async fn list_events(
     Authenticated(caller): Authenticated,
     Path(operation): Path<String>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<EventRecord>>> {
+) -> ApiResult<Pages<EventRecord>> {
     events_of(&app, &object(&app, &caller, &operation).await?, &query).await
 }
 

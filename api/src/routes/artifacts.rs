@@ -218,8 +218,8 @@ pub(crate) async fn list_versions(
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
     Args(query): Args<NamespaceQuery>,
-) -> ApiResult<Json<Vec<VersionRecord>>> {
-    Ok(Json(version::list(&app, &caller, &reference, query.namespace.as_deref()).await?))
+) -> ApiResult<Pages<VersionRecord>> {
+    Pages::of(version::list(&app, &caller, &reference, query.namespace.as_deref()).await?)
 }
 
 /// The number of versions that an artifact keeps.
@@ -313,7 +313,7 @@ pub(crate) async fn list_events(
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<EventRecord>>> {
+) -> ApiResult<Pages<EventRecord>> {
     let id = artifact::find(&app, &caller, &reference, None).await?.id;
     events_of(&app, &artifact::object(id), &query).await
 }
@@ -326,9 +326,9 @@ pub(crate) async fn list_operations(
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
     Args(query): Args<OperationsQuery>,
-) -> ApiResult<Json<Vec<OperationRecord>>> {
+) -> ApiResult<Pages<OperationRecord>> {
     let target = artifact::object(artifact::find(&app, &caller, &reference, None).await?.id);
-    Ok(Json(operation::of_object(&app, &target, query.all()).await?))
+    Pages::of(operation::of_object(&app, &target, query.all()).await?)
 }
 
 /// Finds an artifact of the caller. Its metadata is private to its owner.

@@ -245,7 +245,7 @@ pub(crate) async fn list_events(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<EventRecord>>> {
+) -> ApiResult<Pages<EventRecord>> {
     own_events_of(&app, &caller, &object(&app, &caller, &id).await?, &query).await
 }
 

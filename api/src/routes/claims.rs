@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
+use crate::pages::Pages;
 use crate::response::Json;
 use crate::routes::events::{EventQuery, events_of};
 use crate::routes::metadata::metadata_routes;
@@ -26,8 +27,8 @@ pub(crate) async fn list(
     Authenticated(caller): Authenticated,
     Path(namespace): Path<String>,
     _: Args<NoArgs>,
-) -> ApiResult<Json<Vec<ClaimRecord>>> {
-    Ok(Json(claim::list(&app, &caller, &namespace).await?))
+) -> ApiResult<Pages<ClaimRecord>> {
+    Pages::of(claim::list(&app, &caller, &namespace).await?)
 }
 
 /// Reserves capacity of the cluster for a namespace. The capacity of its existing instances counts as used.
@@ -122,7 +123,7 @@ pub(crate) async fn list_events(
     Authenticated(caller): Authenticated,
     Path((namespace, claim)): Path<(String, String)>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<EventRecord>>> {
+) -> ApiResult<Pages<EventRecord>> {
     let subject = claim::subject(&app, &caller, &namespace, &claim).await?;
     events_of(&app, &subject, &query).await
 }

@@ -267,8 +267,8 @@ pub(crate) async fn list_interfaces(
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
     _: Args<NoArgs>,
-) -> ApiResult<Json<Vec<InterfaceRecord>>> {
-    Ok(Json(instance::list_interfaces(&app, &caller, &reference).await?))
+) -> ApiResult<Pages<InterfaceRecord>> {
+    Pages::of(instance::list_interfaces(&app, &caller, &reference).await?)
 }
 
 /// A new interface of an instance. Its fields are in the body itself or in `network`.
@@ -378,8 +378,8 @@ pub(crate) async fn list_snapshots(
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
     _: Args<NoArgs>,
-) -> ApiResult<Json<Vec<Map<String, Value>>>> {
-    Ok(Json(snapshot::list(&app, &caller, &reference).await?))
+) -> ApiResult<Pages<Map<String, Value>>> {
+    Pages::of(snapshot::list(&app, &caller, &reference).await?)
 }
 
 /// Lists the events of an instance, newest first.
@@ -390,7 +390,7 @@ pub(crate) async fn list_events(
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<EventRecord>>> {
+) -> ApiResult<Pages<EventRecord>> {
     events_of(&app, &object(&app, &caller, &reference).await?, &query).await
 }
 
@@ -402,9 +402,9 @@ pub(crate) async fn list_operations(
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
     Args(query): Args<OperationsQuery>,
-) -> ApiResult<Json<Vec<OperationRecord>>> {
+) -> ApiResult<Pages<OperationRecord>> {
     let target = own_object(&app, &caller, &reference).await?;
-    Ok(Json(operation::of_object(&app, &target, query.all()).await?))
+    Pages::of(operation::of_object(&app, &target, query.all()).await?)
 }
 
 /// Finds an instance that the caller may read.

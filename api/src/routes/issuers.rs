@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
+use crate::pages::Pages;
 use crate::response::Json;
 use crate::routes::events::{EventQuery, events_of};
 use crate::routes::metadata::metadata_routes;
@@ -27,8 +28,8 @@ pub(crate) async fn list(
     State(app): State<Arc<App>>,
     _: Authenticated,
     _: Args<NoArgs>,
-) -> ApiResult<Json<Vec<IssuerRecord>>> {
-    Ok(Json(issuer::list(&app).await?))
+) -> ApiResult<Pages<IssuerRecord>> {
+    Pages::of(issuer::list(&app).await?)
 }
 
 /// A new trusted issuer.
@@ -109,7 +110,7 @@ pub(crate) async fn list_events(
     _: Authenticated,
     Path(name): Path<String>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<EventRecord>>> {
+) -> ApiResult<Pages<EventRecord>> {
     events_of(&app, &issuer::subject(&app, &name).await?, &query).await
 }
 

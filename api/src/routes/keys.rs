@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
+use crate::pages::Pages;
 use crate::response::{Json, Null, named_bodies};
 use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
@@ -26,8 +27,8 @@ pub(crate) async fn list(
     Authenticated(caller): Authenticated,
     Path(namespace): Path<String>,
     _: Args<NoArgs>,
-) -> ApiResult<Json<Vec<String>>> {
-    Ok(Json(key::list(&app, &caller, &namespace).await?))
+) -> ApiResult<Pages<String>> {
+    Pages::of(key::list(&app, &caller, &namespace).await?)
 }
 
 /// Returns when a key expires and which scopes it has.

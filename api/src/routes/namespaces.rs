@@ -101,7 +101,7 @@ pub(crate) async fn list_events(
     Authenticated(caller): Authenticated,
     Path(name): Path<String>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<EventRecord>>> {
+) -> ApiResult<Pages<EventRecord>> {
     require_namespace(&*app.store, &caller, &name).await?;
     events_of(&app, &ObjectRef::namespace(&name), &query).await
 }

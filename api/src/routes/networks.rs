@@ -160,7 +160,7 @@ pub(crate) async fn list_events(
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<EventRecord>>> {
+) -> ApiResult<Pages<EventRecord>> {
     events_of(&app, &object(&app, &caller, &reference).await?, &query).await
 }
 
@@ -347,9 +347,9 @@ pub(crate) async fn list_operations(
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
     Args(query): Args<OperationsQuery>,
-) -> ApiResult<Json<Vec<OperationRecord>>> {
+) -> ApiResult<Pages<OperationRecord>> {
     let target = own_object(&app, &caller, &reference).await?;
-    Ok(Json(operation::of_object(&app, &target, query.all()).await?))
+    Pages::of(operation::of_object(&app, &target, query.all()).await?)
 }
 
 /// Finds a network that the caller may read.

@@ -14,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
+use crate::pages::Pages;
 use crate::response::Json;
 use crate::routes::events::{EventQuery, events_of};
 use crate::routes::metadata::metadata_routes;
@@ -24,8 +25,8 @@ use muster_control::objects::node;
 
 /// Lists every node that has joined the cluster.
 #[utoipa::path(get, path = "/nodes", tag = "nodes")]
-pub(crate) async fn list(State(app): State<Arc<App>>, _: Args<NoArgs>) -> ApiResult<Json<Vec<NodeRecord>>> {
-    Ok(Json(node::list(&app).await?))
+pub(crate) async fn list(State(app): State<Arc<App>>, _: Args<NoArgs>) -> ApiResult<Pages<NodeRecord>> {
+    Pages::of(node::list(&app).await?)
 }
 
 /// Returns a node.
@@ -108,7 +109,7 @@ pub(crate) async fn list_events(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<EventRecord>>> {
+) -> ApiResult<Pages<EventRecord>> {
     let row = node::find(&app, &name).await?;
     events_of(&app, &ObjectRef::new(ObjectType::Node, row.identity.id), &query).await
 }

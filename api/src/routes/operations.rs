@@ -10,6 +10,7 @@ use utoipa::IntoParams;
 use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
+use crate::pages::Pages;
 use crate::response::Json;
 use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
@@ -33,9 +34,9 @@ pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
     Args(target): Args<TargetQuery>,
-) -> ApiResult<Json<Vec<OperationRecord>>> {
+) -> ApiResult<Pages<OperationRecord>> {
     let (object_type, id) = (target.target_object_type.as_deref(), target.target_uuid.as_deref());
-    Ok(Json(operation::of_target(&app, &caller, object_type, id).await?))
+    Pages::of(operation::of_target(&app, &caller, object_type, id).await?)
 }
 
 /// Returns an operation.
@@ -61,8 +62,8 @@ pub(crate) async fn chain(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
     _: Args<NoArgs>,
-) -> ApiResult<Json<Vec<OperationRecord>>> {
-    Ok(Json(operation::chain(&app, &caller, &id).await?))
+) -> ApiResult<Pages<OperationRecord>> {
+    Pages::of(operation::chain(&app, &caller, &id).await?)
 }
 
 metadata_routes!(

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use crate::arguments::{Args, NoArgs, nullable};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
+use crate::pages::Pages;
 use crate::response::Json;
 use muster_control::app::App;
 use muster_control::objects::quota;
@@ -22,8 +23,8 @@ pub(crate) async fn list(
     Authenticated(caller): Authenticated,
     Path(namespace): Path<String>,
     _: Args<NoArgs>,
-) -> ApiResult<Json<Vec<QuotaRecord>>> {
-    Ok(Json(quota::list(&app, &caller, &namespace).await?))
+) -> ApiResult<Pages<QuotaRecord>> {
+    Pages::of(quota::list(&app, &caller, &namespace).await?)
 }
 
 /// A new limit.

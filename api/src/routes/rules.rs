@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
+use crate::pages::Pages;
 use crate::response::Json;
 use crate::routes::events::{EventQuery, events_of};
 use crate::routes::metadata::metadata_routes;
@@ -26,8 +27,8 @@ pub(crate) async fn list(
     Authenticated(caller): Authenticated,
     Path(namespace): Path<String>,
     _: Args<NoArgs>,
-) -> ApiResult<Json<Vec<RuleRecord>>> {
-    Ok(Json(rule::list(&app, &caller, &namespace).await?))
+) -> ApiResult<Pages<RuleRecord>> {
+    Pages::of(rule::list(&app, &caller, &namespace).await?)
 }
 
 /// A new mapping rule.
@@ -129,7 +130,7 @@ pub(crate) async fn list_events(
     Authenticated(caller): Authenticated,
     Path((namespace, rule)): Path<(String, String)>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<EventRecord>>> {
+) -> ApiResult<Pages<EventRecord>> {
     let subject = rule::subject(&app, &caller, &namespace, &rule).await?;
     events_of(&app, &subject, &query).await
 }

@@ -3,23 +3,22 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use aws_lc_rs::digest::{SHA256, digest};
 use axum::Extension;
-use axum::body::Body;
 use axum::extract::Path;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
 use muster_types::Error;
 
 use crate::error::ApiResult;
 use crate::request::Incoming;
-use crate::response::{content, see_other};
+use crate::response::see_other;
+use crate::static_file::StaticFile;
 
 /// The path below `/ui/` and the content of every file.
 static FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/ui_files.rs"));
 
-static FILES_BY_PATH: LazyLock<HashMap<&str, UiFile>> =
-    LazyLock::new(|| FILES.iter().map(|(path, content)| (*path, UiFile::new(path, content))).collect());
+static FILES_BY_PATH: LazyLock<HashMap<&str, StaticFile>> =
+    LazyLock::new(|| FILES.iter().map(|(path, content)| (*path, new_file(path, content))).collect());
 
 /// The content security policy of the UI: only files of this server, no inline code. Screenshots are shown as `blob:`, the
 /// cursors of consoles as `data:`. The hash is that of the import map.
@@ -27,48 +26,20 @@ const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self' 'sha256-B4U7zOXZSIpp1SR4Y5PX7JDA2/ynfbfGb7ZY/NjFpbM='; style-src 'self'; \
      img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 );
-/// Browsers keep the files, but ask whether they have changed: another version of the program may have other files.
-const CACHING: HeaderValue = HeaderValue::from_static("no-cache");
-
-struct UiFile {
-    content_type: &'static str,
-    content: &'static [u8],
-    etag: HeaderValue,
+fn new_file(path: &str, content: &'static [u8]) -> StaticFile {
+    let content_type = match path.rsplit_once('.').map_or("", |(_, extension)| extension) {
+        "html" => "text/html; charset=utf-8",
+        "css" => "text/css; charset=utf-8",
+        "svg" => "image/svg+xml",
+        _ => "text/javascript; charset=utf-8",
+    };
+    StaticFile::new(content_type, content)
 }
 
-impl UiFile {
-    fn new(path: &str, content: &'static [u8]) -> Self {
-        let content_type = match path.rsplit_once('.').map_or("", |(_, extension)| extension) {
-            "html" => "text/html; charset=utf-8",
-            "css" => "text/css; charset=utf-8",
-            "svg" => "image/svg+xml",
-            _ => "text/javascript; charset=utf-8",
-        };
-        let etag = format!("\"{}\"", hex::encode(&digest(&SHA256, content).as_ref()[..16]));
-        let etag = HeaderValue::from_str(&etag).expect("hexadecimal digits are valid in a header");
-        Self { content_type, content, etag }
-    }
-
-    fn respond(&self, headers: &HeaderMap) -> Response {
-        let known = headers.get(header::IF_NONE_MATCH).is_some_and(|tags| matches(tags, &self.etag));
-        let mut response =
-            content(self.content_type, if known { Body::empty() } else { self.content.into() });
-        if known {
-            *response.status_mut() = StatusCode::NOT_MODIFIED;
-        }
-        let headers = response.headers_mut();
-        headers.insert(header::ETAG, self.etag.clone());
-        headers.insert(header::CACHE_CONTROL, CACHING);
-        headers.insert(header::CONTENT_SECURITY_POLICY, POLICY);
-        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        response
-    }
-}
-
-/// Returns whether the tags of an `If-None-Match` header include a tag.
-fn matches(tags: &HeaderValue, etag: &HeaderValue) -> bool {
-    let (Ok(tags), Ok(etag)) = (tags.to_str(), etag.to_str()) else { return false };
-    tags.split(',').map(str::trim).any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
+fn respond(file: &StaticFile, headers: &HeaderMap) -> Response {
+    let mut response = file.respond(headers);
+    response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, POLICY);
+    response
 }
 
 /// Returns the page of the web UI.
@@ -80,7 +51,7 @@ pub(crate) async fn page(Extension(incoming): Extension<Incoming>, headers: Head
         // The page refers to its files by relative paths.
         return see_other("ui/");
     }
-    FILES_BY_PATH["index.html"].respond(&headers)
+    respond(&FILES_BY_PATH["index.html"], &headers)
 }
 
 /// Returns a file of the web UI.
@@ -90,7 +61,7 @@ pub(crate) async fn page(Extension(incoming): Extension<Incoming>, headers: Head
     (status = 404, description = "No such file.")))]
 pub(crate) async fn file(Path(file): Path<String>, headers: HeaderMap) -> ApiResult<Response> {
     match FILES_BY_PATH.get(file.as_str()) {
-        Some(found) => Ok(found.respond(&headers)),
+        Some(found) => Ok(respond(found, &headers)),
         None => Err(Error::not_found("file").into()),
     }
 }
@@ -99,6 +70,7 @@ pub(crate) async fn file(Path(file): Path<String>, headers: HeaderMap) -> ApiRes
 mod tests {
     use std::collections::HashSet;
 
+    use aws_lc_rs::digest::{SHA256, digest};
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
 
@@ -106,7 +78,7 @@ mod tests {
 
     #[test]
     fn policy_allows_the_import_map_and_no_other_inline_code() {
-        let page = std::str::from_utf8(FILES_BY_PATH["index.html"].content).unwrap();
+        let page = std::str::from_utf8(FILES_BY_PATH["index.html"].bytes()).unwrap();
         let (_, rest) = page.split_once("<script type=\"importmap\">").unwrap();
         let (map, _) = rest.split_once("</script>").unwrap();
         let hash = STANDARD.encode(digest(&SHA256, map.as_bytes()));
@@ -129,7 +101,7 @@ mod tests {
                 assert!(path.contains("LICENSE") || path.contains("AUTHORS"), "{path} is missing");
                 continue;
             };
-            assert_eq!(hex::encode(digest(&SHA256, file.content)), checksum, "{path}");
+            assert_eq!(hex::encode(digest(&SHA256, file.bytes())), checksum, "{path}");
         }
         for path in FILES_BY_PATH.keys().filter_map(|path| path.strip_prefix("vendor/")) {
             assert!(listed.contains(path), "ui/vendor/SHA256SUMS does not list {path}");

@@ -13,6 +13,7 @@ pub mod cluster_upgrade;
 pub mod event_stream;
 pub mod exchange;
 pub mod explanation;
+pub mod idempotency_key;
 pub mod import;
 pub mod instance;
 pub mod interface;

@@ -11,8 +11,8 @@ use crate::objects::claim;
 use crate::queue::{CleanNamespace, Operation as _};
 use muster_store::operations::OperationRow;
 use muster_store::{
-    blob_metadata, blob_namespaces, claims, events, keys, metadata, namespaces, quotas, rules, transaction,
-    trusts,
+    blob_metadata, blob_namespaces, claims, events, idempotency_keys, keys, metadata, namespaces, quotas,
+    rules, transaction, trusts,
 };
 
 const UNDO_NOT_NEEDED: Undo = Undo::NotNeeded("the namespace is already deleted; the next attempt continues");
@@ -130,6 +130,7 @@ async fn clean_metadata(app: &App, row: &OperationRow) -> Result<()> {
             blob_metadata::remove_of_namespace(tx, name).await?;
             blob_namespaces::remove_of_namespace(tx, name).await?;
             quotas::remove_of_namespace(tx, name).await?;
+            idempotency_keys::remove_of_namespace(tx, name).await?;
             trusts::remove_of(tx, name).await?;
             // Granted to the name after the deletion; a new namespace of the same name must not get it.
             trusts::remove_naming(tx, name).await?;

@@ -1,8 +1,9 @@
 //! Removes the rows of objects that were deleted or finished `CLEANER_DELAY` seconds ago.
 
 use muster_store::{
-    Store, StoreError, Tx, agent_operations, artifacts, blobs, exchanges, instances, interfaces, issuers,
-    keys, metadata, namespaces, networks, operations, references, rules, tickets, transaction,
+    Store, StoreError, Tx, agent_operations, artifacts, blobs, exchanges, idempotency_keys, instances,
+    interfaces, issuers, keys, metadata, namespaces, networks, operations, references, rules, tickets,
+    transaction,
 };
 use muster_types::Result;
 use muster_types::object::{ObjectRef, ObjectType};
@@ -126,8 +127,8 @@ async fn enqueue<P: Operation + Clone>(app: &App, operation: NewOperation<P>) ->
     })
 }
 
-/// Removes the counts of past minutes, used tokens that have expired, and expired tickets. Returns the largest number of
-/// these.
+/// Removes the counts of past minutes, used tokens that have expired, and expired tickets and idempotency keys. Returns the
+/// largest number of these.
 async fn remove_exchanges(app: &App) -> Result<usize> {
     let before = now() - MAX_CLOCK_SKEW;
     #[expect(clippy::cast_possible_truncation, reason = "Unix time is small")]
@@ -135,6 +136,7 @@ async fn remove_exchanges(app: &App) -> Result<usize> {
     transaction!(app.store, |tx| {
         let tokens = exchanges::remove_tokens(tx, before, BATCH).await?;
         let tickets = tickets::remove_expired(tx, before, BATCH).await?;
-        Ok(tokens.max(tickets).max(exchanges::remove_attempts(tx, minute, BATCH).await?))
+        let responses = idempotency_keys::remove_expired(tx, BATCH).await?;
+        Ok(tokens.max(tickets).max(responses).max(exchanges::remove_attempts(tx, minute, BATCH).await?))
     })
 }

@@ -28,7 +28,10 @@ on_both_engines! {
         assert_eq!(events::list(&*store, &b, None, 10).await.unwrap().len(), 1);
         assert_eq!(events::list(&*store, &a, None, 3).await.unwrap().len(), 3);
         assert!(store.estimate_rows("events").await.unwrap() >= 0);
-        let own = async |name: &str| events::list_of_namespace(&*store, &b, name, None, 10).await.unwrap().len();
+        let own = async |name: &str| {
+            let page = events::EventPage { namespace: Some(name), event_type: None, after: None, limit: 10 };
+            events::page(&*store, &b, &page).await.unwrap().len()
+        };
         let mut before = event(&b, EventType::Audit, "of a former namespace", 1000.0);
         let mut after = event(&b, EventType::Audit, "own", -1000.0);
         (before.namespace, after.namespace) = (Some("ns".into()), Some("ns".into()));

@@ -64,6 +64,10 @@ impl ApiDocument {
         if !response.is_object() {
             return vec![format!("status {status} is not documented")];
         }
+        // It has no body.
+        if exchange.status == StatusCode::NOT_MODIFIED {
+            return Vec::new();
+        }
         let Some(content_type) = content_type(exchange.headers) else {
             return vec![format!("status {status} has no content type")];
         };
@@ -176,6 +180,9 @@ impl ApiDocument {
     /// Converts the text of a query parameter to the type of its schema.
     fn typed(&self, schema: &Value, text: &str) -> Value {
         let types = types(&self.resolve(schema)["type"]);
+        if types.contains(&"array") {
+            return Value::Array(vec![Value::String(text.to_owned())]);
+        }
         let parsed = serde_json::from_str::<Value>(text).ok();
         let is_text = types.is_empty() || types.contains(&"string");
         parsed
