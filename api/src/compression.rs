@@ -35,9 +35,8 @@ pub(crate) struct CompressedBody(pub(crate) Bytes);
 /// change, which may contain a new secret, nor one with objects of several namespaces. `caller` is `None` for public routes,
 /// whose responses contain no secrets.
 pub(crate) fn is_allowed(method: &Method, caller: Option<&Caller>) -> bool {
-    let sees_one_namespace = |caller: &Caller| {
-        !caller.is_system() && caller.trusting.as_ref().is_some_and(|trusting| trusting.is_empty())
-    };
+    let sees_one_namespace =
+        |caller: &Caller| !caller.is_system() && caller.trusting.as_ref().is_some_and(Vec::is_empty);
     *method == Method::GET && caller.is_none_or(sees_one_namespace)
 }
 

@@ -37,9 +37,9 @@ use muster_control::app::App;
 pub use request::Service;
 use routes::{
     admin, agent_operations, agent_program, agent_terminal, artifacts, blobs, claims, console_tickets, docs,
-    event_streams, exchanges, explanations, health, instance_console, instance_fencing, instance_power,
-    instances, interfaces, invitations, issuers, keys, labels, login, namespaces, networks, nodes,
-    operations, quotas, root, rules, sessions, trusts, ui, uploads,
+    event_streams, exchanges, explanations, health, instance_console, instance_fencing, instance_migration,
+    instance_power, instances, interfaces, invitations, issuers, keys, labels, login, namespaces, networks,
+    node_drain, nodes, operations, quotas, root, rules, sessions, trusts, ui, uploads,
 };
 pub use server::{Listener, Tls, serve};
 pub use table::{Access, RouteInfo};
@@ -104,6 +104,9 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Admin, "node", handlers!(nodes::list));
     table.add(Admin, "node", handlers!(nodes::get, nodes::delete));
     table.add(Admin, "node", handlers!(nodes::evacuate));
+    table.add(Admin, "node", handlers!(node_drain::drain));
+    table.add(Admin, "node", handlers!(node_drain::undrain));
+    table.add(Admin, "node", handlers!(node_drain::start_maintenance));
     table.add(Admin, "node", handlers!(nodes::process_metrics));
     table.add(Admin, "node", handlers!(nodes::list_events));
     table.add(Admin, "node", handlers!(nodes::metadata::list, nodes::metadata::create));
@@ -137,6 +140,9 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "instance", handlers!(instance_power::reboot_soft));
     table.add(Token, "instance", handlers!(instance_power::reboot_hard));
     table.add(Token, "instance", handlers!(instance_fencing::update));
+    table.add(Token, "instance", handlers!(instance_migration::start));
+    table.add(Token, "instance", handlers!(instance_migration::cancel));
+    table.add(Admin, "instance", handlers!(instance_migration::connect));
     table.add(Token, "instance", handlers!(instance_power::power_on));
     table.add(Token, "instance", handlers!(instance_power::power_off));
     table.add(Token, "instance", handlers!(instance_power::pause));

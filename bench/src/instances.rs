@@ -301,7 +301,7 @@ async fn place(store: &Store) -> anyhow::Result<PlacementCosts> {
         let claimed = transaction(store, async |tx| {
             for heed_demand in [true, false] {
                 for node in candidates.iter().take(MAX_CANDIDATES) {
-                    let (ledger, _, _) = node_ledgers::lock_with_state(tx, *node).await?;
+                    let ledger = node_ledgers::lock_with_state(tx, *node).await?.committed;
                     let claimed = scheduler::commit_capacity(
                         &request,
                         facts[node],

@@ -15,6 +15,9 @@ pub(crate) const QMP: &str = "qmp";
 /// The socket of the serial console.
 pub(crate) const CONSOLE: &str = "console";
 
+/// The socket over which a VM receives the disks of a migration.
+pub(crate) const NBD: &str = "nbd";
+
 /// The socket of the agent in the guest.
 pub(crate) const AGENT: &str = "sc-sf-agent";
 

@@ -21,6 +21,7 @@ use muster_types::time::now;
 use muster_types::vm::ConsolePorts;
 use serde::{Deserialize, Serialize};
 
+use super::instance_migrations::MigrationRow;
 use super::nodes::NodeRow;
 use super::{
     FAILED_LAST, Json, Read, Select as _, StoreError, Tx, Union, Value, columns, params, placeholders,
@@ -142,7 +143,11 @@ columns! { InstanceRow {
     created,
 } }
 
-fn console_ports(console: Option<u16>, vdi: Option<u16>, vdi_tls: Option<u16>) -> Option<ConsolePorts> {
+pub(super) fn console_ports(
+    console: Option<u16>,
+    vdi: Option<u16>,
+    vdi_tls: Option<u16>,
+) -> Option<ConsolePorts> {
     Some(ConsolePorts { console: console?, vdi: vdi?, vdi_tls })
 }
 
@@ -487,11 +492,39 @@ pub async fn committed_of(mut db: impl Read, namespace: &str) -> Result<Capacity
     Ok(Capacity { cpus, memory_mb, disk_gb })
 }
 
+/// The next generation, which no VM of the instance has, not even one of a failed migration.
+const NEXT_GENERATION: &str =
+    "CASE WHEN reserved_generation > generation THEN reserved_generation ELSE generation END + 1";
+
+/// Reserves the next generation for a migration of a created instance, and locks the instance until the transaction ends.
+/// Returns `None` if the instance was placed again since `row` was read.
+pub async fn reserve_generation(tx: &mut Tx, row: &InstanceRow) -> Result<Option<i64>, StoreError> {
+    let sql = format!(
+        "UPDATE instances SET reserved_generation = {NEXT_GENERATION}, version = version + 1 \
+         WHERE uuid = ? AND generation = ? AND node_uuid = ? AND state = 'created'"
+    );
+    if tx.execute(&sql, params![row.id, row.generation, row.node]).await? != 1 {
+        return Ok(None);
+    }
+    let sql = "SELECT reserved_generation FROM instances WHERE uuid = ?";
+    tx.fetch_one(sql, params![row.id]).await.map(Some)
+}
+
+/// Moves a created instance to the target of its migration, if it is still on the source and was not placed again.
+pub async fn move_to_target(tx: &mut Tx, migration: &MigrationRow) -> Result<bool, StoreError> {
+    let sql = "UPDATE instances SET node_uuid = ?, generation = ?, version = version + 1 WHERE uuid = ? \
+               AND node_uuid = ? AND generation < ? AND reserved_generation = ? AND state = 'created'";
+    let (id, generation) = (migration.instance, migration.generation);
+    let values = params![migration.target, generation, id, migration.source, generation, generation];
+    Ok(tx.execute(sql, values).await? == 1)
+}
+
 /// Removes an instance from its node. A VM that the node still has is stale from now on.
 pub async fn clear_node(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
-    let sql = "UPDATE instances SET node_uuid = NULL, generation = generation + 1, version = version + 1 \
-               WHERE uuid = ?";
-    tx.execute(sql, params![id]).await?;
+    let sql = format!(
+        "UPDATE instances SET node_uuid = NULL, generation = {NEXT_GENERATION}, version = version + 1 WHERE uuid = ?"
+    );
+    tx.execute(&sql, params![id]).await?;
     Ok(())
 }
 
@@ -502,9 +535,10 @@ pub async fn place_again(
     node: NodeId,
     committed: &Capacity,
 ) -> Result<bool, StoreError> {
-    let sql = "UPDATE instances SET node_uuid = ?, generation = generation + 1, claimed_cpus = ?, \
-               claimed_memory = ?, claimed_disk = ?, version = version + 1 \
-               WHERE uuid = ? AND generation = ? AND node_uuid = ?";
+    let sql = format!(
+        "UPDATE instances SET node_uuid = ?, generation = {NEXT_GENERATION}, claimed_cpus = ?, claimed_memory = ?, \
+         claimed_disk = ?, version = version + 1 WHERE uuid = ? AND generation = ? AND node_uuid = ?"
+    );
     let values = params![
         node,
         committed.cpus,
@@ -514,7 +548,7 @@ pub async fn place_again(
         row.generation,
         row.node
     ];
-    Ok(tx.execute(sql, values).await? == 1)
+    Ok(tx.execute(&sql, values).await? == 1)
 }
 
 /// Returns the ports of a node that are in use.

@@ -23,6 +23,7 @@ pub mod event_streams;
 pub mod events;
 pub mod exchanges;
 pub mod idempotency_keys;
+pub mod instance_migrations;
 pub mod instances;
 pub mod interfaces;
 pub mod issuers;

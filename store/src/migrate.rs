@@ -56,6 +56,8 @@ pub(super) const MIGRATIONS: &[Migration] = &[
     breaking(12, include_str!("../../migrations/0012_membership.sql")),
     breaking(13, include_str!("../../migrations/0013_instance_generations.sql")),
     breaking(14, include_str!("../../migrations/0014_tickets.sql")),
+    additive(15, include_str!("../../migrations/0015_instance_migrations.sql")),
+    additive(16, include_str!("../../migrations/0016_node_cordons.sql")),
     additive(17, include_str!("../../migrations/0017_daemon_schemas.sql")),
     additive(18, include_str!("../../migrations/0018_idempotency_keys.sql")),
 ];
@@ -255,4 +257,5 @@ pub(super) const TABLES: &[&str] = &[
     "namespace_quotas",
     "tickets",
     "idempotency_keys",
+    "instance_migrations",
 ];

@@ -52,20 +52,29 @@ async fn lock_row(tx: &mut Tx, node: NodeId) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Locks the ledger of a node like [`lock`], and returns as well the state of the node, `None` if it does not exist, and
-/// the seconds since its last check-in.
-pub async fn lock_with_state(
-    tx: &mut Tx,
-    node: NodeId,
-) -> Result<(CommittedCapacity, Option<NodeState>, f64), StoreError> {
+/// A ledger that a transaction has locked, and its node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LockedLedger {
+    pub committed: CommittedCapacity,
+    /// The state of the node; `None` if it does not exist.
+    pub state: Option<NodeState>,
+    /// Whether the node gets no new instances by request.
+    pub is_cordoned: bool,
+    /// The seconds since the last check-in of the node.
+    pub silence: f64,
+}
+
+/// Locks the ledger of a node like [`lock`], and reads its node as well.
+pub async fn lock_with_state(tx: &mut Tx, node: NodeId) -> Result<LockedLedger, StoreError> {
     lock_row(tx, node).await?;
     let sql = format!(
-        "SELECT {}, n.state, {NOW} - COALESCE(n.lastseen, 0.0) FROM node_claims c LEFT JOIN nodes n ON n.uuid = c.node_uuid WHERE c.node_uuid = ?",
+        "SELECT {}, n.state, n.cordon IS NOT NULL, {NOW} - COALESCE(n.lastseen, 0.0) FROM node_claims c LEFT JOIN nodes n ON n.uuid = c.node_uuid WHERE c.node_uuid = ?",
         LedgerRow::columns_of("c")
     );
-    let row: Option<(LedgerRow, Option<NodeState>, f64)> = tx.fetch_optional(&sql, params![node]).await?;
-    let (row, state, silence) = row.ok_or_else(no_row)?;
-    Ok((row.committed, state, silence))
+    let row: Option<(LedgerRow, Option<NodeState>, bool, f64)> =
+        tx.fetch_optional(&sql, params![node]).await?;
+    let (row, state, is_cordoned, silence) = row.ok_or_else(no_row)?;
+    Ok(LockedLedger { committed: row.committed, state, is_cordoned, silence })
 }
 
 /// Locks all ledgers until the transaction ends, and returns them. Creates those of `nodes` that have none.

@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 
 use muster_types::Error;
 use muster_types::ids::NodeId;
-use muster_types::node::{NodeIdentity, NodeReport, NodeState};
+use muster_types::node::{NodeCordon, NodeIdentity, NodeReport, NodeState};
 use muster_types::object::{NameOrId, ObjectType};
 use muster_types::time::now;
 
@@ -34,6 +34,8 @@ pub struct NodeRow {
     pub lock_file: String,
     /// The seconds by which the clock of the node is ahead of that of the database.
     pub clock_skew: f64,
+    /// Set while the node gets no new instances by request.
+    pub cordon: Option<NodeCordon>,
 }
 
 columns! { NodeRow {
@@ -56,6 +58,7 @@ columns! { NodeRow {
     started,
     lock_file,
     clock_skew,
+    cordon: json(cordon),
 } }
 
 /// A node that may run the routers of networks.
@@ -355,6 +358,14 @@ pub async fn set_report(tx: &mut Tx, id: NodeId, report: &NodeReport) -> Result<
     )
     .await?;
     Ok(())
+}
+
+/// Lets a node get new instances or not. Returns `false` if it was deleted. The transaction must have locked the node's ledger,
+/// so that every later allocation notices it.
+pub async fn set_cordon(tx: &mut Tx, id: NodeId, cordon: Option<&NodeCordon>) -> Result<bool, StoreError> {
+    let sql = "UPDATE nodes SET cordon = ?, version = version + 1 WHERE uuid = ? AND state <> 'deleted'";
+    let cordon = cordon.map(to_json).transpose()?;
+    Ok(tx.execute(sql, params![cordon, id]).await? == 1)
 }
 
 /// Changes the state of a node if it has neither changed nor checked in since `row` was read.

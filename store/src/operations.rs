@@ -277,6 +277,13 @@ pub async fn set_step(tx: &mut Tx, leased: &OperationRow, step: i64) -> Result<b
     Ok(updated == 1)
 }
 
+/// Locks a leased operation until the transaction ends. Returns `false` if the lease was lost.
+pub async fn lock_leased(tx: &mut Tx, leased: &OperationRow) -> Result<bool, StoreError> {
+    let sql = "UPDATE operations SET state = state WHERE uuid = ? AND holder = ? AND state = ?";
+    let values = params![leased.id, &leased.lease_owner, OperationState::Executing];
+    Ok(tx.execute(sql, values).await? == 1)
+}
+
 /// Ends a lease: the operation is finished, or returns to the queue for `delay` seconds.
 pub async fn release(
     tx: &mut Tx,
@@ -376,6 +383,20 @@ pub async fn abort_of_node(tx: &mut Tx, node: NodeId) -> Result<(), StoreError> 
     let sql = "UPDATE operations SET state = ?, updated = ?, version = version + 1 \
                WHERE node_uuid = ? AND state IN ('queued', 'executing')";
     tx.execute(sql, params![OperationState::Abort, now(), node]).await?;
+    Ok(())
+}
+
+/// Aborts the unfinished operations on an object with one name that only one node can run.
+pub async fn abort_named(
+    tx: &mut Tx,
+    target: &ObjectRef,
+    name: &str,
+    node: NodeId,
+) -> Result<(), StoreError> {
+    let sql = "UPDATE operations SET state = ?, updated = ?, version = version + 1 WHERE target_type = ? \
+               AND target_id = ? AND name = ? AND node_uuid = ? AND state IN ('queued', 'executing')";
+    let values = params![OperationState::Abort, now(), target.object_type, &target.id, name, node];
+    tx.execute(sql, values).await?;
     Ok(())
 }
 

@@ -34,6 +34,8 @@ fn body(method: &str, path: &str, fixture: &Fixture) -> Option<Value> {
         }
         ("POST", "/auth/issuers") => crate::federation::issuer_request("another"),
         ("PUT", "/auth/issuers/{name}") => crate::federation::issuer_request("fresh"),
+        ("POST", "/instances/{instance_ref}/migrate") => json!({"auto_converge": true}),
+        ("POST", "/instances/{instance_ref}/migration") => json!({"channel": "disk", "generation": 2}),
         ("PUT", "/instances/{instance_ref}/fencing") => json!({"fencing": "self"}),
         ("POST", path) if path.ends_with("/metadata") => json!({"key": "m", "value": 1}),
         ("PUT", path) if path.contains("/metadata/") => json!({"value": 1}),
@@ -63,6 +65,7 @@ fn body(method: &str, path: &str, fixture: &Fixture) -> Option<Value> {
         ("POST", "/admin/invitations") => json!({"expires_in": 60}),
         ("POST", "/admin/invitations/redeem") => json!({"invitation": "x", "proof": "y"}),
         ("DELETE", "/nodes/{node}") => json!({"force": true}),
+        ("POST", "/nodes/{node}/drain") => json!({"dry_run": true}),
         ("POST", "/nodes/{node}/evacuate") => json!({"dead": true}),
         ("GET", "/clusteroperations") => json!({"target_object_type": "namespace", "target_uuid": "alpha"}),
         _ => return None,

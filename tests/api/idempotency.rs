@@ -294,5 +294,12 @@ async fn every_call_with_a_token_documents_the_header() {
             without.push(path.as_str());
         }
     }
-    assert_eq!(without, ["/instances/{instance_ref}/agent/terminal", "/upload/{upload_uuid}"]);
+    assert_eq!(
+        without,
+        [
+            "/instances/{instance_ref}/agent/terminal",
+            "/instances/{instance_ref}/migration",
+            "/upload/{upload_uuid}"
+        ]
+    );
 }

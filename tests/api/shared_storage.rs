@@ -78,6 +78,10 @@ async fn evacuated_instance_has_the_content_of_its_shared_disks() {
     );
     assert_eq!(host.cluster.committed_capacity().await["sim-1"].2, 0, "its disks are not on the node");
     shared.write_data();
+    let path = format!("/instances/{}/migrate", text(&host.instance, "uuid"));
+    let refused = host.call(Method::POST, &path, Some(json!({}))).await;
+    assert_eq!(refused.status, 409, "{}", refused.text);
+    assert!(text(&refused.body, "error").contains("shared storage"), "{}", refused.text);
 
     host.cluster.lose_node("sim-1").await;
     let record = host.evacuate_to_other_node().await;

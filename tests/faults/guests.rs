@@ -99,13 +99,14 @@ impl Guests {
         cluster.hosts.iter().position(|host| record["node"] == *host.name).unwrap()
     }
 
-    /// Checks that the guest that restarts elsewhere runs there while its host is lost.
-    pub(crate) fn check_restart(&self, cluster: &FaultCluster, lost: usize) -> Option<String> {
+    /// Waits until the guest that restarts elsewhere runs there, while its host is lost.
+    pub(crate) fn wait_for_restart(&self, cluster: &FaultCluster, lost: usize) {
         let other = (lost + 1) % cluster.hosts.len();
-        let record = cluster.client.get(other, &format!("/instances/{}", self.mobile()));
-        let is_elsewhere =
-            |record: &Value| record["node"] != *cluster.hosts[lost].name && record["power_state"] == "on";
-        (!record.as_ref().is_ok_and(is_elsewhere)).then(|| format!("does not run elsewhere: {record:?}"))
+        wait_for("a guest to run elsewhere", HEAL_TIMEOUT, || {
+            let record = cluster.client.get(other, &format!("/instances/{}", self.mobile())).ok()?;
+            let is_elsewhere = record["node"] != *cluster.hosts[lost].name;
+            (is_elsewhere && record["power_state"] == "on").then_some(())
+        });
     }
 
     pub(crate) fn ids(&self) -> &[String] {

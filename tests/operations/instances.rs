@@ -15,10 +15,13 @@ use serde_json::{Value, json};
 
 use crate::FAST_SETTINGS;
 
-/// Returns whether an operation targets an instance.
+/// Returns whether an operation targets an instance, or all instances of a node.
 pub(crate) fn targets_instance(kind: &OperationKind) -> bool {
     match kind.operation_type {
-        OperationType::Instance | OperationType::InstanceInterface | OperationType::InstanceSnapshot => true,
+        OperationType::Instance
+        | OperationType::InstanceInterface
+        | OperationType::InstanceSnapshot
+        | OperationType::Node => true,
         OperationType::Namespace
         | OperationType::Network
         | OperationType::ArtifactFetch
@@ -121,6 +124,12 @@ impl Fixture {
             assert_eq!(listed.map(|item| &item["state"]), Some(&json!("created")), "{device}: {list}");
         }
 
+        // Disks on shared storage are not migrated.
+        if self.shared_storage.is_none() {
+            self.migrate(&path).await;
+            self.drain(&path).await;
+        }
+
         let object = ObjectRef::new(ObjectType::Instance, record["uuid"].as_str().unwrap());
         cluster.node.lose_all_vms();
         cluster.other.lose_all_vms();
@@ -149,6 +158,31 @@ impl Fixture {
         self.assert_state(&lost, "deleted").await;
     }
 
+    /// Migrates an instance to the other node.
+    async fn migrate(&self, path: &str) {
+        let before = self.get(path).await;
+        let response =
+            self.cluster.call(&self.token, Method::POST, &format!("{path}/migrate"), Some(json!({}))).await;
+        assert_eq!(response.status, 202, "{}", response.text);
+        self.cluster.settle().await;
+        let after = self.assert_state(path, "created").await;
+        assert_eq!((&after["power_state"], &after["generation"]), (&json!("on"), &json!(2)), "{after}");
+        assert_eq!(after["interfaces"], before["interfaces"]);
+        assert_ne!(after["node"], before["node"]);
+        assert_eq!(self.cluster.vms().len(), 1);
+    }
+
+    /// Drains the node of an instance, and lets it get new instances again.
+    async fn drain(&self, path: &str) {
+        let node = self.get(path).await["node"].as_str().unwrap().to_owned();
+        let drained = self.post(&format!("/nodes/{node}/drain"), json!({})).await;
+        assert_eq!(drained["instances"][0]["outcome"], "migrate", "{drained}");
+        self.cluster.settle().await;
+        let after = self.assert_state(path, "created").await;
+        assert_ne!(after["node"], node.as_str());
+        self.post(&format!("/nodes/{node}/undrain"), json!({})).await;
+    }
+
     /// Evacuates an instance with snapshots from its node, which returns afterwards.
     async fn evacuate(&self, path: &str) {
         let cluster = &self.cluster;
@@ -160,7 +194,12 @@ impl Fixture {
         assert_eq!(evacuated[0]["outcome"], "evacuating", "{evacuated}");
         cluster.settle().await;
         let after = self.assert_state(path, "created").await;
-        assert_eq!((&after["power_state"], &after["generation"]), (&json!("on"), &json!(2)), "{after}");
+        let generation = before["generation"].as_i64().unwrap() + 1;
+        assert_eq!(
+            (&after["power_state"], &after["generation"]),
+            (&json!("on"), &json!(generation)),
+            "{after}"
+        );
         assert_eq!(after["interfaces"], before["interfaces"]);
         assert_ne!(after["node"], before["node"]);
         reconcile::checkin::join(&cluster.app).await.unwrap();
@@ -184,6 +223,7 @@ impl Fixture {
         assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
         for (table, condition) in [
             ("instance_ports", "1 = 1"),
+            ("instance_migrations", "1 = 1"),
             ("hardware_addresses", "1 = 1"),
             ("interfaces", "state <> 'deleted'"),
             ("addresses", "kind IN ('instance', 'floating')"),
@@ -308,6 +348,45 @@ fn failing_creation_step_leaves_instance_in_error_without_resources() {
         fixture.delete(&path).await;
         fixture.cluster.settle().await;
         fixture.assert_state(&path, "deleted").await;
+        fixture.assert_no_orphans().await;
+    });
+}
+
+#[test]
+fn failing_migration_step_leaves_instance_on_its_node() {
+    let steps = [
+        ("prepare_migration", "instance_preflight"),
+        ("prepare_migration", "network_ensure_mesh"),
+        ("prepare_migration", "instance_prepare_incoming"),
+        ("migrate_instance", "instance_migrate"),
+    ];
+    run_concurrently(steps, |(kind, step): (&'static str, &'static str)| async move {
+        let fixture = Fixture::new().await;
+        let path = fixture.create_instance("one").await;
+        fixture.cluster.settle().await;
+        let before = fixture.assert_state(&path, "created").await;
+        let capacity = fixture.cluster.committed_capacity().await;
+        fixture
+            .cluster
+            .worker
+            .inject(move |row, name| (row.name == kind && name == step).then_some(Fault::Fail));
+        let response =
+            fixture.cluster.call(&fixture.token, Method::POST, &format!("{path}/migrate"), None).await;
+        assert_eq!(response.status, 202, "{}", response.text);
+        fixture.cluster.settle().await;
+        let after = fixture.assert_state(&path, "created").await;
+        for field in ["node", "generation", "power_state", "interfaces", "console_port"] {
+            assert_eq!(after[field], before[field], "{kind} {step}: {field}");
+        }
+        reconcile::vms::run_once(&fixture.cluster.app).await.unwrap();
+        assert_eq!(fixture.cluster.vms().len(), 1, "{kind} {step}");
+        let used = |capacity: std::collections::BTreeMap<String, (i64, i64, i64)>| -> Vec<_> {
+            capacity.into_iter().filter(|(_, used)| *used != (0, 0, 0)).collect()
+        };
+        assert_eq!(used(fixture.cluster.committed_capacity().await), used(capacity), "{kind} {step}");
+        assert_eq!(fixture.cluster.count_rows("instance_migrations", "1 = 1").await, 0);
+        fixture.delete(&path).await;
+        fixture.cluster.settle().await;
         fixture.assert_no_orphans().await;
     });
 }

@@ -11,6 +11,8 @@ mod guest_image;
 mod instance;
 mod lifecycle;
 mod lost_host;
+mod migration;
+mod migration_power_loss;
 mod multi_host;
 mod network;
 mod screenshot;

@@ -22,6 +22,7 @@ pub mod invitation;
 pub mod issuer;
 pub mod key;
 pub mod lock_file;
+pub mod migration;
 pub mod namespace;
 pub mod network;
 pub mod node;

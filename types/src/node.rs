@@ -22,6 +22,7 @@ use crate::guest::GuestApi;
 use crate::ids::{ClusterId, InstanceId, NetworkId, NodeId, StorageId};
 use crate::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use crate::object::{Reference, string_enum};
+use crate::operation::OperationHandle;
 use crate::shared_storage::SharedStorageRecord;
 use crate::storage::StorageApi;
 use crate::vm::{DisplayIdentity, VmApi};
@@ -289,6 +290,9 @@ pub struct NodeRecord {
     /// Set while the node is alive but does not reach its peers. It gets no new instances then.
     #[serde(default)]
     pub degraded: Option<NodeDegradation>,
+    /// Set while the node gets no new instances by request.
+    #[serde(default)]
+    pub cordon: Option<NodeCordon>,
     /// The number of seconds after its last check-in when watchdogs stop its VMs with self-fencing; `null` if it has none or that
     /// is not certain.
     #[serde(default)]
@@ -300,6 +304,69 @@ pub struct NodeRecord {
     pub references_to: BTreeMap<String, Vec<Reference>>,
     /// The objects that this one refers to, by relationship.
     pub references_from: BTreeMap<String, Vec<Reference>>,
+}
+
+string_enum! {
+    /// Why a node gets no new instances by request.
+    CordonReason {
+        /// Its instances move to other nodes.
+        Drain = "drain",
+        /// Its instances stay.
+        Maintenance = "maintenance",
+    }
+}
+
+/// A request that a node gets no new instances.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NodeCordon {
+    /// Why it gets none.
+    pub reason: CordonReason,
+    /// Unix time of the request.
+    pub since: f64,
+    /// Whether instances that cannot be migrated while they run are powered off, and started on other nodes.
+    pub stop: bool,
+}
+
+string_enum! {
+    /// What happens to an instance of a node that is drained.
+    DrainOutcome {
+        /// It is migrated while it runs.
+        Migrate = "migrate",
+        /// It is off: its disks are copied.
+        Copy = "copy",
+        /// It is powered off, copied, and started on its new node.
+        Restart = "restart",
+        /// Another operation of it is not finished: it is migrated later.
+        Wait = "wait",
+        /// It stays on the node.
+        Blocked = "blocked",
+    }
+}
+
+/// What happens to one instance of a node that is drained.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DrainedInstance {
+    /// UUID of the instance.
+    pub instance_uuid: InstanceId,
+    /// The name of the instance.
+    pub name: String,
+    /// The namespace that owns it.
+    pub namespace: String,
+    /// What happens to it.
+    pub outcome: DrainOutcome,
+    /// The name of the node that it is expected to move to; `null` if it has none.
+    pub node: Option<String>,
+    /// Why it waits or stays; `null` if it does not.
+    pub reason: Option<String>,
+}
+
+/// The forecast of a drain, and its operation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DrainRecord {
+    /// What happens to each instance of the node.
+    pub instances: Vec<DrainedInstance>,
+    /// The operation that completes when the node has no instances; `null` for a forecast only.
+    pub operation: Option<OperationHandle>,
 }
 
 string_enum! {

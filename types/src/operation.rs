@@ -67,6 +67,8 @@ string_enum! {
         InstanceInterface = "node_inst_net_iface_op",
         /// Copying disks of an instance.
         InstanceSnapshot = "node_inst_snap_op",
+        /// An operation on a node.
+        Node = "node_op",
     }
 }
 

@@ -7,6 +7,7 @@
 //!              │               │ └── its process dies: crashed
 //!              │               └──── the whole host went down: lost
 //!              └───────────────start again, from each of these;  remove, from any state: nothing remains
+//! prepare_incoming ──▶ (waits for memory) ──finish_incoming──▶ on or paused     migrate: from on or paused to another node
 //!                                          move_to_lost_found, from any state: the node only keeps its files, elsewhere
 //! ```
 //!
@@ -28,6 +29,9 @@ use crate::address::MacAddress;
 use crate::ids::{BlobId, InstanceId, InterfaceId, StorageId};
 use crate::instance::{FencingPolicy, MachineType, SideChannel};
 use crate::key::Secret;
+use crate::migration::{
+    IncomingState, MigrationConnection, MigrationDriver, MigrationMode, MigrationSettings,
+};
 use crate::node::NodeFuture;
 use crate::spec::{DiskBus, VideoSpec};
 use crate::storage::Draft;
@@ -139,6 +143,8 @@ pub struct FoundVm {
     pub fencing: FencingPolicy,
     /// The Unix time when the watchdog stopped it, until this is acknowledged.
     pub fenced_at: Option<f64>,
+    /// Whether it was started to receive a migration and has not run on this node.
+    pub incoming: bool,
 }
 
 /// Yields the VMs whose power state may have changed.
@@ -302,6 +308,39 @@ pub trait VmApi: Send + Sync {
         disks: &'a [SnapshotDisk],
         compress: bool,
     ) -> NodeFuture<'a, ()>;
+
+    /// Prepares a VM that receives the disks of the same VM on another node and, if it is migrated live, its memory: then it is
+    /// started. Its disks must have been built. Remains of an earlier attempt are removed first.
+    fn prepare_incoming<'a>(&'a self, plan: &'a VmPlan, mode: MigrationMode) -> NodeFuture<'a, ()>;
+
+    /// Opens a connection over which a VM receives its memory, a disk or files.
+    fn connect_incoming<'a>(
+        &'a self,
+        id: InstanceId,
+        connection: &'a MigrationConnection,
+    ) -> NodeFuture<'a, UnixStream>;
+
+    /// Returns the state of a VM that was prepared to receive a migration, or `None` of any other.
+    fn incoming_state(&self, id: InstanceId) -> NodeFuture<'_, Option<IncomingState>>;
+
+    /// Lets a VM continue that has received everything, with `resume` unless it stays paused; one that is off stays off. Call
+    /// it only if the instance is on this node. Does nothing if it has continued already.
+    fn finish_incoming(&self, id: InstanceId, resume: bool) -> NodeFuture<'_, ()>;
+
+    /// Migrates a VM to another node, and returns for how many milliseconds its guest was stopped; 0 if it is off. After
+    /// an error the guest continues here, unless the outcome of [`MigrationDriver::switch_over`] is unknown. If the
+    /// future is dropped, the migration is cancelled.
+    fn migrate<'a>(
+        &'a self,
+        id: InstanceId,
+        mode: MigrationMode,
+        settings: &'a MigrationSettings,
+        driver: &'a dyn MigrationDriver,
+    ) -> NodeFuture<'a, u64>;
+
+    /// Cancels a migration to another node that was interrupted, and with `resume` lets the guest continue. Call it only if the
+    /// instance cannot be moved by that migration. Succeeds if there is none.
+    fn cancel_migration(&self, id: InstanceId, resume: bool) -> NodeFuture<'_, ()>;
 
     /// Returns the resource usage of a VM, or `None` if it is not on.
     fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>>;

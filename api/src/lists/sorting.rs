@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    fn sorted(values: Value, sort: &Sort) -> Vec<Value> {
+    fn sorted(values: &Value, sort: &Sort) -> Vec<Value> {
         let mut values = values.as_array().unwrap().clone();
         let position = |value: &Value| {
             Position::new(SortValue::of(value.get(&sort.field)), SortValue::of(value.get("uuid")))
@@ -144,8 +144,8 @@ mod tests {
         let values = json!([
             {"uuid": "d", "size": null}, {"uuid": "c", "size": 10}, {"uuid": "b", "size": 9.5}, {"uuid": "a", "size": 10},
         ]);
-        assert_eq!(sorted(values.clone(), &Sort::parse("size")), ["b", "a", "c", "d"]);
-        assert_eq!(sorted(values, &Sort::parse("-size")), ["a", "c", "b", "d"]);
+        assert_eq!(sorted(&values, &Sort::parse("size")), ["b", "a", "c", "d"]);
+        assert_eq!(sorted(&values, &Sort::parse("-size")), ["a", "c", "b", "d"]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use muster_types::issuer::IssuerRecord;
 use muster_types::key::KeyRecord;
 use muster_types::namespace::NamespaceRecord;
 use muster_types::network::{NetworkRecord, PingResult};
-use muster_types::node::{EvacuationRecord, NodeRecord};
+use muster_types::node::{DrainRecord, EvacuationRecord, NodeRecord};
 use muster_types::operation::{OperationHandle, OperationRecord};
 use muster_types::quota::QuotaRecord;
 use muster_types::rule::RuleRecord;
@@ -150,9 +150,9 @@ pub(crate) use named_bodies;
 
 named_bodies! {
     AddressRecord, AgentOperationRecord, ArtifactId, ArtifactRecord, BlobRecord, ClaimRecord, ClusterUpgradeRecord,
-    EvacuationRecord, EventRecord, Explanation, InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord, NamespaceRecord,
-    NetworkRecord, NodeRecord, OperationHandle, OperationRecord, PingResult, ProxyRecord, QuotaRecord, RuleRecord,
-    SnapshotRecord, UploadRecord, VersionRecord,
+    DrainRecord, EvacuationRecord, EventRecord, Explanation, InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord,
+    NamespaceRecord, NetworkRecord, NodeRecord, OperationHandle, OperationRecord, PingResult, ProxyRecord, QuotaRecord,
+    RuleRecord, SnapshotRecord, UploadRecord, VersionRecord,
 }
 
 impl JsonBody for String {

@@ -317,7 +317,8 @@ impl NewInterface {
     (status = 403, description = "A quota of the namespace would be exceeded, or the token lacks the required scope."), 
     (status = 404, description = "No such instance or network."),
     (status = 406, description = "The instance or the network is not ready."),
-    (status = 409, description = "An address is in use."), (status = 507, description = "No address is free.")))]
+    (status = 409, description = "An address is in use, or the instance is being migrated."),
+    (status = 507, description = "No address is free.")))]
 pub(crate) async fn plug(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
@@ -352,7 +353,8 @@ pub(crate) struct NewSnapshot {
 #[utoipa::path(post, path = "/instances/{instance_ref}/snapshot", tag = "instances",
     params(("instance_ref" = String, Path)), request_body = NewSnapshot, responses((status = 200, description = "The snapshots, by device."),
     (status = 400, description = "A field is malformed."), (status = 404, description = "No such instance."),
-    (status = 406, description = "The instance is not ready.")))]
+    (status = 406, description = "The instance is not ready."),
+    (status = 409, description = "The instance is being migrated.")))]
 pub(crate) async fn create_snapshot(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,

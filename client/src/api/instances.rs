@@ -144,6 +144,21 @@ pub struct SnapshotRecord {
     pub created: Option<f64>,
 }
 
+/// Where and how an instance is migrated.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct NewMigration {
+    /// The node to migrate to; if unset, the scheduler chooses it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub downtime_limit_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth_limit_mbps: Option<u64>,
+    pub auto_converge: bool,
+    /// Whether it is powered off, and started on the target.
+    pub stop: bool,
+}
+
 /// A URL that shows the screen of an instance for a short time.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ScreenLink {
@@ -212,6 +227,20 @@ impl Client {
     ) -> Result<ApiResponse<InstanceRecord>> {
         let body = json!({ "fencing": fencing, "restart": restart });
         self.call(Method::PUT, path(&["instances", instance, "fencing"])?, Some(body)).await
+    }
+
+    /// Starts to migrate an instance. It is on the target once the returned operation is complete.
+    pub async fn migrate_instance(
+        &self,
+        instance: &str,
+        new: &NewMigration,
+    ) -> Result<ApiResponse<OperationRecord>> {
+        self.call(Method::POST, path(&["instances", instance, "migrate"])?, Some(json!(new))).await
+    }
+
+    /// Cancels the migration of an instance.
+    pub async fn cancel_migration(&self, instance: &str) -> Result<ApiResponse<()>> {
+        self.call(Method::POST, path(&["instances", instance, "migrate", "cancel"])?, None).await
     }
 
     /// Returns the last `max_bytes` bytes of the serial console log, or all of it.

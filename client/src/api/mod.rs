@@ -37,7 +37,8 @@ pub use error::{Error, Result};
 pub use events::EventQuery;
 pub use exchanges::ExchangedKey;
 pub use instances::{
-    NewInstance, NewInterface, NewSnapshot, PowerAction, ScreenLink, SnapshotHandle, SnapshotRecord,
+    NewInstance, NewInterface, NewMigration, NewSnapshot, PowerAction, ScreenLink, SnapshotHandle,
+    SnapshotRecord,
 };
 pub use keys::AddedKey;
 pub use networks::{NetworkDeletion, NewNetwork};

@@ -1,7 +1,7 @@
 //! `/nodes`.
 
 use muster_types::invitation::InvitationRecord;
-use muster_types::node::{EvacuationRecord, NodeRecord};
+use muster_types::node::{DrainRecord, EvacuationRecord, NodeRecord};
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 
@@ -31,6 +31,28 @@ impl Client {
     pub async fn evacuate_node(&self, node: &str, dead: bool) -> Result<ApiResponse<Vec<EvacuationRecord>>> {
         let body = json!({ "dead": dead });
         self.call(Method::POST, path(&["nodes", node, "evacuate"])?, Some(body)).await
+    }
+
+    /// Drains a node; with `dry_run` only returns the forecast. With `stop`, instances that cannot be migrated while they run are
+    /// powered off, and started on their new nodes.
+    pub async fn drain_node(
+        &self,
+        node: &str,
+        stop: bool,
+        dry_run: bool,
+    ) -> Result<ApiResponse<DrainRecord>> {
+        let body = json!({ "stop": stop, "dry_run": dry_run });
+        self.call(Method::POST, path(&["nodes", node, "drain"])?, Some(body)).await
+    }
+
+    /// Lets a node get new instances again, and cancels its drain.
+    pub async fn undrain_node(&self, node: &str) -> Result<ApiResponse<NodeRecord>> {
+        self.call(Method::POST, path(&["nodes", node, "undrain"])?, None).await
+    }
+
+    /// Keeps new instances from a node.
+    pub async fn start_maintenance(&self, node: &str) -> Result<ApiResponse<NodeRecord>> {
+        self.call(Method::POST, path(&["nodes", node, "maintenance"])?, None).await
     }
 
     /// Invites a new host, for the given number of seconds.

@@ -16,8 +16,8 @@ use super::lookup::{NamedType, require_unambiguous, resolve};
 use super::session::Session;
 use super::wait::{PollTimer, WaitOptions};
 use super::{
-    blob, events, guest_facts, instance_history, instance_log, instance_snapshot, instance_specs as specs,
-    interface, metadata, operation,
+    blob, events, guest_facts, instance_history, instance_log, instance_migrate, instance_snapshot,
+    instance_specs as specs, interface, metadata, operation,
 };
 use crate::api::{ApiResponse, NewInterface, ObjectPath, PowerAction};
 use crate::credentials::write_private;
@@ -79,6 +79,10 @@ pub enum Command {
         #[command(flatten)]
         policies: instance_create::Policies,
     },
+    /// Move a running instance to another node without restarting it
+    Migrate(instance_migrate::Arguments),
+    /// Cancel the migration of an instance, which stays on its node
+    CancelMigration { instance: String },
     /// Show facts reported by the guest: distribution, mounts, SSH host keys
     Facts { instance: String },
     /// List the interfaces of an instance
@@ -164,6 +168,8 @@ impl Command {
             | Self::Unpause { instance }
             | Self::Reboot { instance, .. }
             | Self::SetFencing { instance, .. }
+            | Self::Migrate(instance_migrate::Arguments { instance, .. })
+            | Self::CancelMigration { instance }
             | Self::Facts { instance }
             | Self::Interfaces { instance }
             | Self::Plug { instance, .. }
@@ -208,6 +214,11 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
         Command::SetFencing { instance, policies } => {
             let (fencing, restart) = (policies.fencing, policies.restart());
             session.show(client.set_fencing(&instance, fencing, restart).await?, details)
+        }
+        Command::Migrate(arguments) => instance_migrate::migrate(session, arguments).await,
+        Command::CancelMigration { instance } => {
+            let response = client.cancel_migration(&instance).await?;
+            session.confirm(&response, &format!("the migration of instance {instance} is being cancelled"))
         }
         Command::Facts { instance } => guest_facts::show(session, &instance).await,
         Command::Interfaces { instance } => {

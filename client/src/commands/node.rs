@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 
 use super::arguments::prompt_confirmation;
 use super::metadata;
-use super::node_join;
 use super::session::Session;
+use super::{node_drain, node_join};
 use crate::api::{ApiResponse, EventQuery, ObjectPath};
 use crate::output::{Table, compact, escape_control, format_size, or_dash};
 use crate::time::format_utc;
@@ -39,6 +39,12 @@ pub enum Command {
         #[arg(long, requires = "dead")]
         yes: bool,
     },
+    /// Move the instances of a node to other nodes; it gets no new ones
+    Drain(node_drain::Arguments),
+    /// Let a node get new instances again; cancels its drain
+    Undrain { node: String },
+    /// Keep new instances from a node, whose instances stay, until `undrain`
+    Maintenance { node: String },
     /// Restart the instances of a dead node on other nodes
     Evacuate {
         node: String,
@@ -107,6 +113,15 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         }
         // The executable, which knows the format of the directory, runs it.
         Command::Adopt { .. } => bail!("`node adopt` needs no server"),
+        Command::Drain(arguments) => node_drain::drain(session, arguments).await,
+        Command::Undrain { node } => {
+            let response = client.undrain_node(&node).await?;
+            session.confirm(&response, &format!("node {node} gets new instances again"))
+        }
+        Command::Maintenance { node } => {
+            let response = client.start_maintenance(&node).await?;
+            session.confirm(&response, &format!("node {node} gets no new instances"))
+        }
         Command::Evacuate { node, dead, yes } => {
             let question = format!("is the host of {node} dead? VMs that still run there would run twice.");
             if dead && !yes && !prompt_confirmation(&question)? {
@@ -147,6 +162,7 @@ fn roles(node: &NodeRecord) -> String {
     let roles = roles.into_iter().filter(|(has, _)| *has).map(|(_, role)| role.to_owned());
     let limits = node.limits.keys().map(|limit| format!("no {limit}"));
     let limits = limits.chain(node.degraded.iter().map(|_| "degraded".to_owned()));
+    let limits = limits.chain(node.cordon.iter().map(|cordon| cordon.reason.to_string()));
     or_dash(roles.chain(limits).collect::<Vec<_>>().join(", "))
 }
 
@@ -185,6 +201,10 @@ fn details(node: NodeRecord) -> Table {
     let limits = node.limits.iter().map(|(limit, reason)| (format!("no {limit}"), reason.clone()));
     let limits = limits.chain(node.degraded.iter().map(|degraded| {
         ("degraded".to_owned(), format!("{} (since {})", degraded.reason, format_utc(degraded.since)))
+    }));
+    let limits = limits.chain(node.cordon.iter().map(|cordon| {
+        let value = format!("gets no new instances (since {})", format_utc(cordon.since));
+        (cordon.reason.to_string(), value)
     }));
     let metadata = node.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
     let details = [

@@ -27,6 +27,7 @@ pub mod namespace;
 pub mod network;
 pub(crate) mod network_handover;
 pub mod node;
+pub mod node_drain;
 pub mod node_invitation;
 pub mod node_join;
 pub mod node_location;

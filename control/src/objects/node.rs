@@ -148,7 +148,10 @@ fn require_deletable(row: &NodeRow, instances: &[InstanceRow], dead: bool) -> Re
     };
     Err(Error::Conflict(match row.state {
         NodeState::Created | NodeState::Stopping => {
-            format!("node {name} is alive{has}. Delete its instances first, which also deletes their disks")
+            format!(
+                "node {name} is alive{has}. Move its instances to other nodes first with `muster node drain {name}`, or \
+                 delete them, which also deletes their disks"
+            )
         }
         _ => format!(
             "node {name} has not checked in since {}{has}. Its VMs may still be running: start its daemon again. If \
@@ -207,6 +210,7 @@ fn to_record(row: NodeRow, attributes: ObjectAttributes, leases: &[Lease]) -> No
         started: row.started,
         limits: limits.chain(storage_problem).collect(),
         degraded: row.report.degraded,
+        cordon: row.cordon,
         fencing_lease: row.report.instance_fencing_lease.or(row.report.fencing_lease),
         shared_storage: row.report.shared_storage,
         references_to: references.to,

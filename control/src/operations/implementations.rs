@@ -3,8 +3,8 @@
 use super::step::Implementation;
 use super::{
     clean_namespace, clean_network, convert_image, create_instance, create_network, delete_instance,
-    delete_namespace, delete_network, evacuate_instance, fetch_artifact, plug_interface, release_instance,
-    snapshot_instance, start_instance,
+    delete_namespace, delete_network, drain_node, evacuate_instance, fetch_artifact, migrate_instance,
+    plug_interface, prepare_migration, release_instance, snapshot_instance, start_instance,
 };
 
 /// Every operation that a worker can run.
@@ -19,6 +19,9 @@ pub static IMPLEMENTATIONS: &[Implementation] = &[
     create_instance::IMPLEMENTATION,
     start_instance::IMPLEMENTATION,
     evacuate_instance::IMPLEMENTATION,
+    prepare_migration::IMPLEMENTATION,
+    migrate_instance::IMPLEMENTATION,
+    drain_node::IMPLEMENTATION,
     release_instance::IMPLEMENTATION,
     plug_interface::IMPLEMENTATION,
     snapshot_instance::IMPLEMENTATION,

@@ -40,6 +40,7 @@ fn row(id: NodeId, address: SocketAddr) -> NodeRow {
         started: 0.0,
         lock_file: String::new(),
         clock_skew: 0.0,
+        cordon: None,
     }
 }
 

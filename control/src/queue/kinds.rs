@@ -1,6 +1,7 @@
 //! Every kind of operation, with its parameters.
 
 use muster_types::ids::{ArtifactId, BlobId, InterfaceId, NodeId};
+use muster_types::migration::{MigrationMode, MigrationSettings};
 use muster_types::operation::OperationType;
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +56,15 @@ operations! {
     /// Creates the VM of an instance again whose host is dead.
     EvacuateInstance { from: String } = Instance, Vm, "evacuate_instance", false,
         ["instance_preflight", "network_ensure_mesh", "instance_start"];
+    /// Prepares a node to receive the VM of an instance.
+    PrepareMigration { generation: i64, mode: MigrationMode } = Instance, Vm, "prepare_migration", false,
+        ["instance_preflight", "network_ensure_mesh", "instance_prepare_incoming"];
+    /// Migrates the VM of an instance to the node that was prepared. With `restart`, it is powered off first and started there.
+    MigrateInstance {
+        source: NodeId, target: NodeId, generation: i64, mode: MigrationMode, restart: bool, settings: MigrationSettings,
+    } = Instance, Vm, "migrate_instance", false, ["instance_migrate", "instance_remove_source"];
+    /// Migrates the instances of a node to other nodes.
+    DrainNode {} = Node, Quick, "drain_node", false, ["node_migrate_instances"];
     /// Releases everything of an instance whose creation ended without a result.
     ReleaseInstance { reason: String } = Instance, Vm, "release_instance", false, ["instance_release"];
     /// Adds an interface to the VM of an instance.

@@ -1,10 +1,11 @@
-//! Repairs instances whose operation ended without a result, or whose node was deleted.
+//! Repairs instances whose operation ended without a result, or whose node was deleted, and ends migrations without an
+//! operation.
 
 use muster_types::Result;
 use muster_types::instance::InstanceState;
 
 use crate::app::App;
-use crate::objects::instance::{delete, object, operation_on};
+use crate::objects::instance::{delete, migrate, object, operation_on};
 use crate::queue::{Operation as _, ReleaseInstance};
 use muster_store::{instances, operations, transaction};
 
@@ -13,6 +14,7 @@ pub async fn run(app: &App) -> Result<()> {
     for node in instances::on_deleted_nodes(&*app.store).await? {
         delete::release_deleted_node(app, &node).await?;
     }
+    migrate::end_orphaned(app).await?;
     for row in instances::without_operation(&*app.store).await? {
         if matches!(row.state, InstanceState::DeleteWait | InstanceState::DeleteWaitError) {
             // Retry: the cause of the last failure may no longer exist.

@@ -256,6 +256,7 @@ mod tests {
             started: 0.0,
             lock_file: String::new(),
             clock_skew: 0.0,
+            cordon: None,
         };
         let own = [NodeId(Uuid::from_u128(1))];
         let rows = vec![node(1, 1), node(2, 2), node(3, 3), node(4, 2), node(5, 3)];

@@ -12,13 +12,16 @@ const MAX_QUEUED_OPERATIONS: f64 = 20.0;
 /// The disk time per second, summed over all disks, above which a node is busy.
 const MAX_DISK_BUSY_MS: f64 = 1200.0;
 
-/// Checks that a node is up, has reported its resources, has checked in recently, and reaches its peers.
+/// Checks that a node is up, may get new instances, has reported its resources, has checked in recently, and reaches its peers.
 pub(super) fn pre_schedule<'a>(
     facts: &'a NodeFacts,
     policy: &SchedulerPolicy,
 ) -> Result<(), RejectReason<'a>> {
     if facts.state != NodeState::Created {
         return Err(RejectReason::State(facts.state));
+    }
+    if let Some(reason) = facts.cordon {
+        return Err(RejectReason::Cordoned(reason));
     }
     if facts.cpu_max <= 0.0 {
         return Err(RejectReason::NotReported);

@@ -1,7 +1,7 @@
 //! What the scheduler knows of a node.
 
 use muster_types::ids::NodeId;
-use muster_types::node::{HostFeature, NodeState};
+use muster_types::node::{CordonReason, HostFeature, NodeState};
 use muster_types::shared_storage::SharedStorageRecord;
 use serde_json::Value;
 
@@ -21,6 +21,8 @@ pub struct NodeFacts {
     /// Why the node gets no new instances although it is alive.
     pub degraded: Option<String>,
     pub shared_storage: Option<SharedStorageRecord>,
+    /// Why the node gets no new instances by request.
+    pub cordon: Option<CordonReason>,
     /// The number of threads; 0 if the node never reported.
     pub cpu_max: f64,
     pub cpu_max_per_instance: f64,
@@ -59,6 +61,7 @@ impl NodeFacts {
             vms_unavailable: row.report.limits.get(&HostFeature::Vms).cloned(),
             degraded: row.report.degraded.as_ref().map(|degraded| degraded.reason.clone()),
             shared_storage: row.report.shared_storage.clone(),
+            cordon: row.cordon.as_ref().map(|cordon| cordon.reason),
             cpu_max,
             cpu_max_per_instance: reported("cpu_max_per_instance").unwrap_or(cpu_max),
             cpu_schedulable: reported("cpu_schedulable").unwrap_or(cpu_max),

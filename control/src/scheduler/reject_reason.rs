@@ -3,11 +3,12 @@
 use std::fmt;
 
 use muster_types::ids::StorageId;
-use muster_types::node::NodeState;
+use muster_types::node::{CordonReason, NodeState};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum RejectReason<'a> {
     State(NodeState),
+    Cordoned(CordonReason),
     NotReported,
     Stale {
         seconds: f64,
@@ -87,6 +88,8 @@ impl fmt::Display for RejectReason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::State(state) => write!(f, "its state is {state}"),
+            Self::Cordoned(CordonReason::Drain) => f.write_str("it is being drained"),
+            Self::Cordoned(CordonReason::Maintenance) => f.write_str("it is in maintenance"),
             Self::NotReported => f.write_str("it has not reported its resources"),
             Self::Stale { seconds } => write!(f, "its last check-in was {seconds:.0} seconds ago"),
             Self::Degraded(reason) => write!(f, "it is degraded: {reason}"),

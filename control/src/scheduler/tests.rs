@@ -31,6 +31,7 @@ pub(super) fn node(name: &str) -> NodeFacts {
         vms_unavailable: None,
         degraded: None,
         shared_storage: None,
+        cordon: None,
         cpu_max: 8.0,
         cpu_max_per_instance: 8.0,
         cpu_schedulable: 6.0,
@@ -464,6 +465,7 @@ fn reads_facts_from_a_report() {
         started: NOW,
         lock_file: String::new(),
         clock_skew: 0.0,
+        cordon: None,
     };
     let silent = NodeFacts::from_row(&row, 1.0);
     assert_eq!((silent.cpu_max, silent.memory_max_mb), (0.0, 0.0));

@@ -2,8 +2,10 @@
 //! docs/decisions/0007.
 
 mod guests;
+mod migrations;
 mod screen;
 mod script;
+mod snapshots;
 mod vm;
 mod vms;
 

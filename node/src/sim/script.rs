@@ -15,5 +15,9 @@ pub struct SimulationScript {
     pub build_error: Option<String>,
     /// The console output of a boot, in place of the default one.
     pub console_text: Option<String>,
+    /// How long a migration copies.
+    pub migration_duration: Duration,
+    /// The error with which every migration from the node fails.
+    pub migration_error: Option<String>,
     pub guest: GuestScript,
 }

@@ -8,6 +8,7 @@ use std::{fs, io};
 
 use muster_types::ids::InstanceId;
 use muster_types::key::Secret;
+use muster_types::migration::IncomingState;
 use muster_types::vm::{ConsolePorts, DiskKind, DiskPlan, VmPlan, VmPower, VmUsage};
 use muster_types::{Error, Result};
 
@@ -26,6 +27,8 @@ pub(super) struct SimulatedVm {
     pub(super) display_password: Secret,
     /// The console output of each boot, `None` for the default one.
     pub(super) boots: Vec<Option<Arc<str>>>,
+    /// Set while it waits for a migration.
+    pub(super) incoming: Option<IncomingState>,
     /// The number of snapshots so far.
     pub(super) snapshots: u64,
     /// The number of usage queries, from which the simulated usage is computed.
@@ -40,6 +43,7 @@ impl SimulatedVm {
             started: Instant::now(),
             display_password: Secret::default(),
             boots: Vec::new(),
+            incoming: None,
             snapshots: 0,
             usage_queries: 0,
         }

@@ -17,6 +17,9 @@ use bytes::Bytes;
 use muster_types::ids::{BlobId, InstanceId, StorageId};
 use muster_types::instance::FencingPolicy;
 use muster_types::key::Secret;
+use muster_types::migration::{
+    IncomingState, MigrationConnection, MigrationDriver, MigrationMode, MigrationSettings,
+};
 use muster_types::node::NodeFuture;
 use muster_types::storage::Draft;
 use muster_types::vm::{
@@ -28,13 +31,11 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::guests::SimulatedGuests;
-use super::screen;
 use super::script::SimulationScript;
 use super::vm::{SimulatedVm, load, never_started, ports};
 use crate::change_notifier::ChangeNotifier;
 use crate::console_connections::{ConnectionSampler, ConsoleConnectionLog};
 use crate::files::{create_dir, io_error};
-use crate::image::qcow2_writer;
 use crate::lost_found::LostFound;
 use crate::storage::FileStorage;
 
@@ -44,26 +45,23 @@ const CONSOLE_PORTS: std::ops::Range<u16> = 30000..50000;
 /// What a simulated display sends first: the version of VNC.
 const VNC_GREETING: &str = "RFB 003.008\n";
 
-/// The size of a simulated NVRAM, in bytes.
-const NVRAM_SIZE: usize = 64 << 10;
-
 /// The VMs of a simulated node.
 #[derive(Debug)]
 pub(super) struct SimulatedVms {
-    storage: Arc<FileStorage>,
+    pub(super) storage: Arc<FileStorage>,
     /// Contains the files `<id>.on` and `<id>.off`.
     dir: PathBuf,
-    change_notifier: ChangeNotifier,
+    pub(super) change_notifier: ChangeNotifier,
     console_connections: ConsoleConnectionLog,
-    state: Mutex<VmsState>,
-    guests: SimulatedGuests,
+    pub(super) state: Arc<Mutex<VmsState>>,
+    pub(super) guests: SimulatedGuests,
     lost_found: LostFound,
 }
 
 #[derive(Debug, Default)]
-struct VmsState {
-    vms: BTreeMap<InstanceId, SimulatedVm>,
-    script: SimulationScript,
+pub(super) struct VmsState {
+    pub(super) vms: BTreeMap<InstanceId, SimulatedVm>,
+    pub(super) script: SimulationScript,
     /// The console output of a boot, shared by all VMs.
     console_text: Option<Arc<str>>,
 }
@@ -93,14 +91,14 @@ impl SimulatedVms {
             dir,
             change_notifier: ChangeNotifier::default(),
             console_connections: ConsoleConnectionLog::default(),
-            state: Mutex::new(state),
+            state: Arc::new(Mutex::new(state)),
             guests,
             lost_found,
         }
     }
 
     /// Persists the power state of a VM, or its removal.
-    fn save(&self, id: InstanceId, power: Option<&VmPower>) {
+    pub(super) fn save(&self, id: InstanceId, power: Option<&VmPower>) {
         let kind = power.map(|power| match power {
             VmPower::On | VmPower::Paused | VmPower::Lost => "on",
             VmPower::Off { .. } | VmPower::Crashed { .. } => "off",
@@ -173,7 +171,11 @@ impl SimulatedVms {
     }
 
     /// Updates a VM. If its power state changes, saves it and notifies the guest and the subscriber.
-    fn update<T>(&self, id: InstanceId, update: impl FnOnce(&mut SimulatedVm) -> Result<T>) -> Result<T> {
+    pub(super) fn update<T>(
+        &self,
+        id: InstanceId,
+        update: impl FnOnce(&mut SimulatedVm) -> Result<T>,
+    ) -> Result<T> {
         let mut state = self.state.lock();
         let vm = state.vms.get_mut(&id).ok_or_else(|| Error::not_found("VM"))?;
         let before = vm.power.clone();
@@ -286,55 +288,6 @@ impl SimulatedVms {
         Ok(())
     }
 
-    async fn take_snapshot(&self, id: InstanceId, disks: &[SnapshotDisk]) -> Result<()> {
-        let (planned, number) = self.update(id, |vm| {
-            for disk in disks {
-                vm.require_snapshottable(&disk.device)?;
-            }
-            vm.snapshots += 1;
-            let disks = vm.plan.as_ref().map_or_else(Vec::new, |plan| plan.disks.clone());
-            Ok((disks, vm.snapshots))
-        })?;
-        for disk in disks {
-            let scratch = self.storage.scratch()?;
-            let file = scratch.path("snapshot");
-            let content = format!(
-                "disk {} of simulated VM {id}, snapshot {number}, thin: {}\n",
-                disk.device, disk.thin
-            );
-            let plan = planned.iter().find(|plan| plan.device == disk.device);
-            let written = match plan {
-                Some(plan) => {
-                    qcow2_writer::create(&file, self.disk_size(plan)?, None, Some(content.as_bytes()))
-                }
-                None => {
-                    let mut nvram = content.into_bytes();
-                    nvram.resize(NVRAM_SIZE, 0xff);
-                    fs::write(&file, nvram)
-                }
-            };
-            written.map_err(io_error("failed to write a disk snapshot"))?;
-            self.storage.adopt_draft(disk.draft, &file).await?;
-        }
-        Ok(())
-    }
-
-    /// Returns the size of a disk in bytes. The conversion of its base may have been removed since it was built.
-    fn disk_size(&self, disk: &DiskPlan) -> Result<u64> {
-        let base = disk.base.map(|base| self.storage.conversion(base)).transpose()?.flatten();
-        let min_size = base.map_or(1 << 20, |base| base.facts.virtual_size);
-        Ok(disk.size.map_or(min_size, |size| size.max(min_size)))
-    }
-
-    async fn take_screenshot(&self, id: InstanceId, draft: Draft) -> Result<()> {
-        self.update(id, |vm| vm.require_active())?;
-        let scratch = self.storage.scratch()?;
-        let file = scratch.path("screen");
-        let written = fs::write(&file, screen::screenshot(id.0.as_u128()));
-        written.map_err(io_error("failed to write a screenshot"))?;
-        self.storage.adopt_draft(draft, &file).await
-    }
-
     fn free_ports(&self, count: usize, reserved: &[u16]) -> Result<Vec<u16>> {
         let mut used: BTreeSet<u16> = reserved.iter().copied().collect();
         used.extend(self.state.lock().vms.values().flat_map(SimulatedVm::ports));
@@ -374,7 +327,7 @@ fn echo(mut stream: UnixStream, output: &str) {
 }
 
 /// Returns a plan without the contents of the config drive.
-fn without_drive_files(plan: &VmPlan) -> VmPlan {
+pub(super) fn without_drive_files(plan: &VmPlan) -> VmPlan {
     VmPlan { config_drive: plan.config_drive.as_ref().map(|_| Vec::new()), ..plan.clone() }
 }
 
@@ -503,6 +456,7 @@ impl VmApi for SimulatedVms {
             power: vm.power.clone(),
             fencing: vm.plan.as_ref().map_or(FencingPolicy::None, |plan| plan.fencing),
             fenced_at: None,
+            incoming: vm.incoming.is_some(),
         });
         let found = found.collect();
         Box::pin(async { Ok(found) })
@@ -577,6 +531,44 @@ impl VmApi for SimulatedVms {
         _compress: bool,
     ) -> NodeFuture<'a, ()> {
         Box::pin(self.take_snapshot(id, disks))
+    }
+
+    fn prepare_incoming<'a>(&'a self, plan: &'a VmPlan, mode: MigrationMode) -> NodeFuture<'a, ()> {
+        let prepared = self.prepare_migration(plan, mode);
+        Box::pin(async { prepared })
+    }
+
+    fn connect_incoming<'a>(
+        &'a self,
+        id: InstanceId,
+        connection: &'a MigrationConnection,
+    ) -> NodeFuture<'a, UnixStream> {
+        let connected = self.accept_migration(id, connection);
+        Box::pin(async { connected })
+    }
+
+    fn incoming_state(&self, id: InstanceId) -> NodeFuture<'_, Option<IncomingState>> {
+        let state = self.update(id, |vm| Ok(vm.incoming.clone()));
+        Box::pin(async { state })
+    }
+
+    fn finish_incoming(&self, id: InstanceId, resume: bool) -> NodeFuture<'_, ()> {
+        let finished = self.finish_migration(id, resume);
+        Box::pin(async { finished })
+    }
+
+    fn migrate<'a>(
+        &'a self,
+        id: InstanceId,
+        mode: MigrationMode,
+        _settings: &'a MigrationSettings,
+        driver: &'a dyn MigrationDriver,
+    ) -> NodeFuture<'a, u64> {
+        Box::pin(self.run_migration(id, mode, driver))
+    }
+
+    fn cancel_migration(&self, _: InstanceId, _resume: bool) -> NodeFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
     }
 
     fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>> {

@@ -27,6 +27,7 @@ pub(super) async fn attach_nic(
     let mut record = running.record();
     if !has_device(&qmp, &qemu_args::nic_id(nic)).await? {
         add_device(&qmp, nic, record.has_ports, &hypervisor.commands).await?;
+        record.hotplugged = true;
     }
     record.nics.insert(nic.mac.to_string(), nic.interface.device());
     vm.dir.save_record(&record)?;

@@ -26,7 +26,7 @@ use super::vm_dir::{self, VmDir, file};
 use super::watchdog::{self, WatchdogCommand};
 use super::{console_log, kvm};
 use crate::change_notifier::ChangeNotifier;
-use crate::command::{Commands, Tool};
+use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
 use crate::console_connections::ConsoleConnectionLog;
 use crate::fencing::FencingLease;
 use crate::guest::GuestRegistry;
@@ -84,6 +84,7 @@ pub(super) struct Hypervisor {
     guest_registry: Arc<GuestRegistry>,
     display_certificates: OnceLock<DisplayCertificates>,
     device_models: OnceLock<DeviceModels>,
+    qemu_version: Arc<OnceLock<String>>,
     /// Set once the VMs of earlier daemons were recovered.
     recovery: OnceCell<()>,
     /// Limits concurrent starts.
@@ -136,6 +137,7 @@ impl Hypervisor {
             guest_registry,
             display_certificates: OnceLock::new(),
             device_models: OnceLock::new(),
+            qemu_version: Arc::default(),
             recovery: OnceCell::new(),
             // More concurrent starts would only compete for the CPUs.
             start_permits: Semaphore::new((2 * host::cpus()).max(4)),
@@ -185,6 +187,26 @@ impl Hypervisor {
         }
         let models = DeviceModels::query(&self.commands)?;
         Ok(self.device_models.get_or_init(|| models))
+    }
+
+    /// Returns the version of QEMU, once it is known.
+    pub(super) fn qemu_version(&self) -> Option<&str> {
+        self.qemu_version.get().map(String::as_str)
+    }
+
+    /// Queries the version of QEMU. The start of the daemon does not wait for it.
+    fn query_qemu_version(&self) {
+        let (commands, version) = (self.commands.clone(), self.qemu_version.clone());
+        tokio::task::spawn_blocking(move || {
+            match commands.run(Tool::QemuSystem, &["--version"], "", COMMAND_TIMEOUT) {
+                Ok(output) => {
+                    if let Some(found) = parse_version(&output.stdout) {
+                        version.get_or_init(|| found.to_owned());
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "failed to query the version of QEMU"),
+            }
+        });
     }
 
     /// Returns the display certificates of this node, which are created on first use. Blocks.
@@ -245,6 +267,9 @@ impl Hypervisor {
         adoptions.join_all().await;
         if count > 0 {
             tracing::info!(count, "re-attached to running VMs");
+        }
+        if self.qemu.is_ok() {
+            self.query_qemu_version();
         }
         let trimmer = tokio::spawn(trim_logs(Arc::downgrade(self))).abort_handle();
         *self.log_trimmer.lock() = Some(trimmer);
@@ -365,6 +390,11 @@ fn random_port() -> u16 {
     let size = u128::from(CONSOLE_PORTS.end - CONSOLE_PORTS.start);
     let offset = uuid::Uuid::new_v4().as_u128() % size;
     CONSOLE_PORTS.start + u16::try_from(offset).expect("the offset is less than the size of the range")
+}
+
+/// Returns the version in the output of `qemu-system-x86_64 --version`.
+fn parse_version(output: &str) -> Option<&str> {
+    output.strip_prefix("QEMU emulator version ")?.split_whitespace().next()
 }
 
 /// Limits the size of the running VMs' logs and removes expired ones of deleted VMs, until the hypervisor is dropped.

@@ -23,9 +23,10 @@ use tokio::task::AbortHandle;
 
 use super::consoles::{ConsoleAccess, ConsoleListeners, ConsoleTarget, Consoles};
 use super::process::{Process, ProcessExit};
+use super::qemu_status::{QemuStatus, parse_status};
 use super::qmp::{Qmp, QmpEvent, SharedQmp};
 use super::vm_dir::{VmDir, VmExit, VmRecord};
-use super::{backup_job, cgroup};
+use super::{backup_job, cgroup, migration_incoming, migration_outgoing};
 use crate::change_notifier::ChangeNotifier;
 use crate::guest::{GuestHandle, GuestRegistry};
 use crate::vm_socket;
@@ -222,11 +223,18 @@ impl Vm {
             let target = ConsoleTarget { id: self.id, dir, ports: record.ports, display, qmp };
             Arc::new(Consoles::open(target, &self.console_access, listeners))
         });
-        let (channels, vsock) = (running.side_channels(&self.dir), running.record.lock().vsock);
-        *running.guest_handle.lock() = self.guest_registry.attach(self.id, self.dir.path(), &channels, vsock);
+        if !self.dir.is_incoming() {
+            self.attach_guest(running);
+        }
         self.state.lock().running = Some(running.clone());
         let monitor = Monitor { vm: self.clone(), running: running.clone(), restarting: false };
         *running.monitor.lock() = Some(tokio::spawn(monitor.run(events)).abort_handle());
+    }
+
+    /// Connects to the agent of the guest, if the VM has a side channel.
+    pub(super) fn attach_guest(&self, running: &RunningVm) {
+        let (channels, vsock) = (running.side_channels(&self.dir), running.record.lock().vsock);
+        *running.guest_handle.lock() = self.guest_registry.attach(self.id, self.dir.path(), &channels, vsock);
     }
 
     /// Takes over a process that an earlier daemon started.
@@ -243,15 +251,20 @@ impl Vm {
         if let Err(error) = &connected {
             tracing::warn!(vm = %self.id, pid, %error, "failed to connect to the QEMU of a running VM");
         }
-        // The requester of a snapshot ended with the earlier daemon.
-        if let Ok(qmp) = running.qmp()
-            && let Err(error) = backup_job::cancel_all(&qmp, &self.dir).await
-        {
-            tracing::warn!(vm = %self.id, %error, "failed to cancel orphaned backup jobs");
+        // The requester of a snapshot or migration ended with the earlier daemon.
+        if let Ok(qmp) = running.qmp() {
+            if let Err(error) = backup_job::cancel_all(&qmp, &self.dir).await {
+                tracing::warn!(vm = %self.id, %error, "failed to cancel orphaned backup jobs");
+            }
+            if !self.dir.is_incoming()
+                && let Err(error) = migration_outgoing::cancel(&qmp, &self.dir, false).await
+            {
+                tracing::warn!(vm = %self.id, %error, "failed to cancel orphaned migration");
+            }
         }
         self.state.lock().power = VmPower::On;
         self.supervise(&running, connected.ok(), None);
-        if !self.dir.was_started() {
+        if !self.dir.was_started() && !migration_incoming::is_loaded(self, &running).await {
             let interrupted = VmExit { crashed: true, reason: "its start was interrupted".into() };
             if let Err(error) = self.terminate(&running, interrupted, false).await {
                 tracing::warn!(vm = %self.id, pid, %error, "failed to end an interrupted start");
@@ -297,31 +310,6 @@ impl Vm {
             running.guest_handle.lock().take();
             running.consoles.lock().take();
         }
-    }
-}
-
-/// The meaning of a status that QEMU reports.
-#[derive(Debug, PartialEq)]
-enum QemuStatus {
-    Power(VmPower),
-    /// The guest powered off.
-    PoweredOff,
-    /// The guest cannot continue.
-    Failed(&'static str),
-    /// QEMU is exiting because of a signal; the exit of its process determines the outcome.
-    Exiting,
-}
-
-fn parse_status(status: &str) -> QemuStatus {
-    match status {
-        "running" | "suspended" => QemuStatus::Power(VmPower::On),
-        "shutdown" => QemuStatus::PoweredOff,
-        "internal-error" => QemuStatus::Failed(
-            "KVM failed to run an instruction of the guest: the host's virtualization is broken or nested",
-        ),
-        "guest-panicked" => QemuStatus::Failed("the guest's kernel panicked"),
-        // Includes failed writes to a full disk.
-        _ => QemuStatus::Power(VmPower::Paused),
     }
 }
 
@@ -572,25 +560,5 @@ impl Monitor {
             }
             exit
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn maps_qemu_status_to_power_state() {
-        assert_eq!(parse_status("running"), QemuStatus::Power(VmPower::On));
-        for paused in ["paused", "prelaunch", "io-error", "anything new"] {
-            assert_eq!(parse_status(paused), QemuStatus::Power(VmPower::Paused), "{paused}");
-        }
-        assert_eq!(parse_status("shutdown"), QemuStatus::PoweredOff);
-        assert!(
-            matches!(parse_status("internal-error"), QemuStatus::Failed(reason) if reason.contains("KVM"))
-        );
-        assert!(
-            matches!(parse_status("guest-panicked"), QemuStatus::Failed(reason) if reason.contains("panicked"))
-        );
     }
 }

@@ -18,10 +18,14 @@ mod hotplug;
 mod hypervisor;
 mod kvm;
 mod lifecycle;
+mod migration_files;
+mod migration_incoming;
+mod migration_outgoing;
 mod network_isolation;
 mod process;
 mod qemu_args;
 mod qemu_log;
+mod qemu_status;
 mod qmp;
 mod resource_usage;
 mod snapshot;
@@ -40,6 +44,9 @@ use bytes::Bytes;
 use muster_types::ids::{InstanceId, StorageId};
 use muster_types::instance::FencingPolicy;
 use muster_types::key::Secret;
+use muster_types::migration::{
+    IncomingState, MigrationConnection, MigrationDriver, MigrationMode, MigrationSettings,
+};
 use muster_types::node::{HostFeature, NodeFuture};
 use muster_types::storage::Draft;
 use muster_types::vm::{
@@ -53,6 +60,7 @@ pub(crate) use self::console_archive::ConsoleArchive;
 use self::hypervisor::{Hypervisor, blocking};
 pub(crate) use self::hypervisor::{NodeAddress, has_self_fencing};
 use self::lifecycle::Vm;
+use self::start::StartMode;
 use self::vm_dir::{VmExit, file};
 pub(crate) use self::watchdog::ensure_watchdogs;
 pub use self::watchdog::run_watchdog;
@@ -132,6 +140,7 @@ impl LocalVms {
         }
         let totals = json!({
             "accelerator": if self.hypervisor.kvm { "kvm" } else { "tcg" },
+            "qemu_version": self.hypervisor.qemu_version(),
             "cpu_total_instance_vcpus": cpus,
             "cpu_total_instance_cpu_time": cpu_time,
             "memory_total_instance_max": memory,
@@ -194,6 +203,7 @@ fn found(vm: &Arc<Vm>) -> FoundVm {
         power: vm.power(),
         fencing: vm.dir.fencing(),
         fenced_at: vm.dir.fenced_at(),
+        incoming: vm.dir.is_incoming(),
     }
 }
 
@@ -235,7 +245,7 @@ impl VmApi for LocalVms {
             if let Some(running) = vm.running() {
                 vm.terminate(&running, VmExit::off("it is switched on again"), false).await?;
             }
-            start::start(&hypervisor, &vm, &plan).await
+            start::start(&hypervisor, &vm, &plan, StartMode::Boot).await
         })
     }
 
@@ -436,6 +446,66 @@ impl VmApi for LocalVms {
         let disks = disks.to_vec();
         self.with_vm(id, move |hypervisor, vm| async move {
             snapshot::snapshot(&hypervisor, &vm, &disks, compress).await
+        })
+    }
+
+    fn prepare_incoming<'a>(&'a self, plan: &'a VmPlan, mode: MigrationMode) -> NodeFuture<'a, ()> {
+        let plan = plan.clone();
+        self.with_vm(plan.id, move |hypervisor, vm| async move {
+            let _power = vm.power_lock.lock().await;
+            if let Some(running) = vm.running() {
+                vm.terminate(&running, VmExit::off("it is prepared again"), false).await?;
+            }
+            match mode {
+                MigrationMode::Live => start::start(&hypervisor, &vm, &plan, StartMode::Incoming).await,
+                MigrationMode::Off => migration_incoming::prepare_off(&hypervisor, &vm, &plan).await,
+            }
+        })
+    }
+
+    fn connect_incoming<'a>(
+        &'a self,
+        id: InstanceId,
+        connection: &'a MigrationConnection,
+    ) -> NodeFuture<'a, UnixStream> {
+        let connection = connection.clone();
+        self.with_vm(id, move |_, vm| async move { migration_incoming::connect(&vm, &connection).await })
+    }
+
+    fn incoming_state(&self, id: InstanceId) -> NodeFuture<'_, Option<IncomingState>> {
+        self.with_vm(id, |_, vm| async move { Ok(migration_incoming::state(&vm).await) })
+    }
+
+    fn finish_incoming(&self, id: InstanceId, resume: bool) -> NodeFuture<'_, ()> {
+        self.with_vm(id, move |_, vm| async move {
+            let _power = vm.power_lock.lock().await;
+            migration_incoming::finish(&vm, resume).await
+        })
+    }
+
+    fn migrate<'a>(
+        &'a self,
+        id: InstanceId,
+        mode: MigrationMode,
+        settings: &'a MigrationSettings,
+        driver: &'a dyn MigrationDriver,
+    ) -> NodeFuture<'a, u64> {
+        Box::pin(async move {
+            self.hypervisor.recovered().await;
+            let vm = self.hypervisor.require(id)?;
+            match mode {
+                MigrationMode::Live => migration_outgoing::migrate(&vm, settings, driver).await,
+                MigrationMode::Off => migration_files::migrate(&vm, settings, driver).await,
+            }
+        })
+    }
+
+    fn cancel_migration(&self, id: InstanceId, resume: bool) -> NodeFuture<'_, ()> {
+        self.task(move |hypervisor| async move {
+            let Some(running) = hypervisor.get(id).and_then(|vm| vm.running()) else { return Ok(()) };
+            let vm = hypervisor.require(id)?;
+            migration_outgoing::cancel(&*running.qmp()?, &vm.dir, resume).await?;
+            vm.refresh_power(&running).await
         })
     }
 

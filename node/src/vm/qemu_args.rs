@@ -27,6 +27,8 @@ const USB_PORTS: u64 = 15;
 /// Host resources that were prepared for a start.
 #[derive(Debug)]
 pub(super) struct StartResources {
+    /// Whether the VM receives a migration.
+    pub(super) incoming: bool,
     pub(super) kvm: bool,
     /// Whether the file system supports direct I/O, which bypasses the page cache.
     pub(super) direct_io: bool,
@@ -119,6 +121,9 @@ pub(super) fn environment(plan: &VmPlan) -> Vec<(&'static str, &'static str)> {
 /// Returns the arguments of QEMU.
 pub(super) fn arguments(plan: &VmPlan, resources: &StartResources) -> Vec<String> {
     let mut line = CommandLine::default();
+    if resources.incoming {
+        line.text("-incoming", "defer");
+    }
     add_board(&mut line, plan, resources);
     add_consoles(&mut line, resources);
     if let Some(firmware) = &resources.firmware {

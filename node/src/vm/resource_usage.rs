@@ -98,6 +98,7 @@ mod tests {
             nics: [("02:00:00:00:00:01".to_owned(), "tap1".to_owned())].into(),
             side_channels: Vec::new(),
             vsock: None,
+            hotplugged: false,
         }
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_types::instance::{FencingPolicy, MachineType, SideChannel};
+use muster_types::migration::MigrationMode;
 use muster_types::spec::Vdi;
 use muster_types::vm::{DiskKind, VmPlan, VmPower};
 use muster_types::{Error, Result};
@@ -28,7 +29,7 @@ use super::qmp::{Qmp, QmpEvent};
 use super::tap::Tap;
 use super::vm_dir::{VmDir, VmExit, VmRecord, file};
 use super::vsock::Vsock;
-use super::{backup_job, cgroup, config_drive, vsock, watchdog};
+use super::{backup_job, cgroup, config_drive, migration_incoming, vsock, watchdog};
 use crate::files::io_error;
 use crate::vm_socket;
 
@@ -50,14 +51,28 @@ struct SpawnedVm {
     listeners: Option<ConsoleListeners>,
 }
 
+/// What happens when QEMU has started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StartMode {
+    /// The guest boots.
+    Boot,
+    /// The VM waits for the memory of a migration.
+    Incoming,
+}
+
 /// Starts a VM that is not on.
-pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmPlan) -> Result<()> {
+pub(super) async fn start(
+    hypervisor: &Arc<Hypervisor>,
+    vm: &Arc<Vm>,
+    plan: &VmPlan,
+    mode: StartMode,
+) -> Result<()> {
     let _permit =
         hypervisor.start_permits.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
     hypervisor.set_fencing(vm, plan.fencing).await?;
     let (shared, own_plan, dir) = (hypervisor.clone(), plan.clone(), vm.dir.clone());
     let SpawnedVm { process, record, stream, listeners } =
-        blocking(move || spawn(&shared, &dir, &own_plan)).await?;
+        blocking(move || spawn(&shared, &dir, &own_plan, mode)).await?;
     let dir = vm.dir.clone();
     let synced = tokio::task::spawn_blocking(move || dir.sync());
     let started = async {
@@ -68,9 +83,14 @@ pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmP
         }
         // Before the guest runs, so that a power failure cannot hide that it did.
         synced.await.map_err(|error| Error::Internal(error.to_string()))??;
-        qmp.execute("cont", json!({})).await?;
-        // The next daemon kills a VM whose start did not get here.
-        vm.dir.mark_started()?;
+        match mode {
+            StartMode::Boot => {
+                qmp.execute("cont", json!({})).await?;
+                // The next daemon kills a VM whose start did not get here.
+                vm.dir.mark_started()?;
+            }
+            StartMode::Incoming => migration_incoming::export_disks(&qmp, &vm.dir, &record.disks).await?,
+        }
         Result::Ok((qmp, events))
     };
     let started = tokio::select! {
@@ -147,7 +167,7 @@ fn start_error(error: Error, exit: ProcessExit, log: Option<&str>) -> Error {
 }
 
 /// Prepares files, sockets, devices and the cgroup, and spawns QEMU. Blocks.
-fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedVm> {
+fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan, mode: StartMode) -> Result<SpawnedVm> {
     let qemu = hypervisor.require_qemu()?;
     hypervisor.device_models()?.check(plan)?;
     let credentials = hypervisor.is_root.then(|| {
@@ -172,6 +192,7 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
     let taps =
         plan.nics.iter().map(|nic| Tap::open(nic, &hypervisor.commands)).collect::<Result<Vec<Tap>>>()?;
     let resources = StartResources {
+        incoming: mode == StartMode::Incoming,
         kvm: hypervisor.kvm,
         direct_io: supports_direct_io(&dir.file(file::CONSOLE)) && disks_support_direct_io(&disk_dir, plan),
         files: disk_dir.file_names()?.into_iter().collect(),
@@ -188,6 +209,9 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
         ..new_record(hypervisor, plan, uid)
     };
     dir.begin_run(&record)?;
+    if mode == StartMode::Incoming {
+        dir.mark_incoming(MigrationMode::Live)?;
+    }
     let cgroup = cgroup::Cgroup::create(plan.id, plan.generation, plan.cpus, plan.memory_mb)?;
     // The connection waits in the socket's backlog until QEMU accepts it.
     let stream = vm_socket::connect_early(dir.path(), vm_socket::QMP).map_err(socket_error)?;
@@ -260,7 +284,7 @@ fn prepare_files(
     Ok(())
 }
 
-fn new_record(hypervisor: &Hypervisor, plan: &VmPlan, uid: Option<u32>) -> VmRecord {
+pub(super) fn new_record(hypervisor: &Hypervisor, plan: &VmPlan, uid: Option<u32>) -> VmRecord {
     let disks = plan.disks.iter().filter(|disk| disk.kind == DiskKind::Disk);
     VmRecord {
         boot: hypervisor.boot_id.clone(),
@@ -274,6 +298,7 @@ fn new_record(hypervisor: &Hypervisor, plan: &VmPlan, uid: Option<u32>) -> VmRec
         nics: plan.nics.iter().map(|nic| (nic.mac.to_string(), nic.interface.device())).collect(),
         side_channels: Vec::new(),
         vsock: None,
+        hotplugged: false,
         display: Some(DisplayProtocol::of(plan.video.vdi)),
     }
 }

@@ -4,7 +4,8 @@
 //! <disk>.qcow2  <disk>.base  <disk>.iso  nvram.fd  config.iso     disks and firmware
 //! machine.json  pid  started  end.json  reboot                    state
 //! fencing  fenced  fenced-at  watchdog.lock                       fencing
-//! qmp  console  sc-sf-agent  display/spice                        sockets
+//! incoming  received                                              migration
+//! qmp  console  sc-sf-agent  display/spice  nbd  mirror-<disk>    sockets
 //! display-password                                                secret of the daemon
 //! console.log  console.old  qemu.log                              logs
 //! disks                                                           a link to the directory of shared disks
@@ -24,6 +25,7 @@ use std::time::{Duration, SystemTime};
 
 use muster_types::instance::{FencingPolicy, SideChannel, first_generation};
 use muster_types::key::Secret;
+use muster_types::migration::MigrationMode;
 use muster_types::time::now;
 use muster_types::vm::{ConsolePorts, VmPower};
 use muster_types::{Error, Result};
@@ -44,6 +46,10 @@ const FENCING_FILE: &str = "fencing";
 const FENCED_FILE: &str = "fenced";
 /// The Unix time when the watchdog has stopped the VM, until that was recorded.
 const FENCED_AT_FILE: &str = "fenced-at";
+/// Exists if the VM was prepared to receive a migration and has not run here. Contains what is migrated.
+const INCOMING_FILE: &str = "incoming";
+/// Exists if all files of a VM that is off were received.
+const RECEIVED_FILE: &str = "received";
 const PASSWORD_FILE: &str = "display-password";
 pub(super) const LOG_FILE: &str = "qemu.log";
 
@@ -89,6 +95,9 @@ pub(super) struct VmRecord {
     /// Its vsock CID, if it has one.
     #[serde(default)]
     pub(super) vsock: Option<u32>,
+    /// Whether interfaces were attached since it was started.
+    #[serde(default)]
+    pub(super) hotplugged: bool,
     /// The protocol of its display; unset if an earlier release started it, whose QEMU opened the ports itself.
     #[serde(default)]
     pub(super) display: Option<DisplayProtocol>,
@@ -243,7 +252,8 @@ impl VmDir {
 
     /// Clears the state of an earlier run, and saves the record of a new one.
     pub(super) fn begin_run(&self, record: &VmRecord) -> Result<()> {
-        for name in [STARTED_FILE, PID_FILE, REBOOT_FILE, PASSWORD_FILE, FENCED_FILE] {
+        let of_last_run = [STARTED_FILE, PID_FILE, REBOOT_FILE, PASSWORD_FILE, FENCED_FILE];
+        for name in of_last_run.into_iter().chain([INCOMING_FILE, RECEIVED_FILE]) {
             self.remove(name)?;
         }
         self.save(RECORD_FILE, record)?;
@@ -320,6 +330,36 @@ impl VmDir {
         } else {
             FencingPolicy::None
         }
+    }
+
+    /// Records that the VM is prepared to receive a migration.
+    pub(super) fn mark_incoming(&self, mode: MigrationMode) -> Result<()> {
+        self.save(INCOMING_FILE, &mode)
+    }
+
+    pub(super) fn is_incoming(&self) -> bool {
+        self.file(INCOMING_FILE).exists()
+    }
+
+    /// Returns what of the VM this node receives.
+    pub(super) fn incoming_mode(&self) -> Option<MigrationMode> {
+        self.load(INCOMING_FILE)
+    }
+
+    /// Records that all files of a VM that is off were received.
+    pub(super) fn mark_received(&self) -> Result<()> {
+        let created = File::create(self.file(RECEIVED_FILE)).and_then(|_| File::open(&self.path)?.sync_all());
+        created.map_err(io_error("failed to create VM file"))
+    }
+
+    pub(super) fn is_received(&self) -> bool {
+        self.file(RECEIVED_FILE).exists()
+    }
+
+    /// Records that a VM that has received a migration belongs to this node.
+    pub(super) fn clear_incoming(&self) -> Result<()> {
+        self.remove(INCOMING_FILE)?;
+        self.remove(RECEIVED_FILE)
     }
 
     /// Records that the process is killed because the fencing lease expired.
@@ -441,6 +481,7 @@ mod tests {
             nics: BTreeMap::new(),
             side_channels: vec![SideChannel::Agent],
             vsock: Some(7),
+            hotplugged: false,
             display: Some(DisplayProtocol::Spice),
         }
     }

@@ -251,7 +251,10 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     ("GET", "/nodes", "node.read", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/nodes/{node}", "node.read", [401, 401, 401, 401, 401, 401, 200]),
     ("DELETE", "/nodes/{node}", "node.delete", [401, 401, 401, 401, 401, 401, 200]),
+    ("POST", "/nodes/{node}/drain", "node.write", [401, 401, 401, 401, 401, 401, 200]),
     ("POST", "/nodes/{node}/evacuate", "node.write", [401, 401, 401, 401, 401, 401, 409]),
+    ("POST", "/nodes/{node}/maintenance", "node.write", [401, 401, 401, 401, 401, 401, 200]),
+    ("POST", "/nodes/{node}/undrain", "node.write", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/nodes/{node}/processmetrics", "node.read", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/nodes/{node}/events", "node.read", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/nodes/{node}/metadata", "node.read", [401, 401, 401, 401, 401, 401, 200]),
@@ -336,6 +339,16 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
         [401, 401, 401, 404, 404, 200, 200],
     ),
     ("PUT", "/instances/{instance_ref}/fencing", "instance.write", [401, 401, 401, 404, 404, 200, 200]),
+    // The instance of the second authorized caller is being migrated.
+    ("POST", "/instances/{instance_ref}/migrate", "instance.write", [401, 401, 401, 404, 404, 202, 409]),
+    (
+        "POST",
+        "/instances/{instance_ref}/migrate/cancel",
+        "instance.write",
+        [401, 401, 401, 404, 404, 409, 409],
+    ),
+    // Only daemons connect.
+    ("POST", "/instances/{instance_ref}/migration", "instance.write", [401, 401, 401, 401, 401, 401, 403]),
     ("POST", "/instances/{instance_ref}/rebootsoft", "instance.write", [401, 401, 401, 404, 404, 200, 200]),
     ("POST", "/instances/{instance_ref}/reboothard", "instance.write", [401, 401, 401, 404, 404, 200, 200]),
     ("POST", "/instances/{instance_ref}/poweron", "instance.write", [401, 401, 401, 404, 404, 200, 200]),

@@ -66,6 +66,10 @@ impl ApiOperation {
             .keys()
             .filter_map(|status| status.parse().ok())
             .collect();
+        if self.is("POST", "/instances/{instance_ref}/migration") {
+            // Only daemons call it.
+            return status == 403;
+        }
         let successes: Vec<u16> = statuses.into_iter().filter(|status| *status < 400).collect();
         if successes.is_empty() { status == 400 } else { successes.contains(&status) }
     }
@@ -210,10 +214,21 @@ impl Objects<'_> {
             (_, "/poweron") => "off",
             (_, "/pause" | "/poweroff" | "/rebootsoft" | "/reboothard" | "/snapshot")
             | ("POST", "/interfaces") => "on",
+            (_, "/migrate" | "/migrate/cancel") => return self.migrating_instance(call).await,
             _ => return Ok(self.guest.clone()),
         };
         self.set_power(power).await?;
         Ok(self.blank.clone())
+    }
+
+    /// Returns a new instance that can be migrated, or is being migrated so slowly that it can be cancelled.
+    async fn migrating_instance(&self, call: &str) -> Result<String, Problem> {
+        let instance = self.instance(&json!({})).await?;
+        if call == "/migrate/cancel" {
+            let body = json!({ "bandwidth_limit_mbps": 1 });
+            self.post(&format!("/instances/{instance}/migrate"), body).await?;
+        }
+        Ok(instance)
     }
 
     /// Returns an address of the shared network in the state that an operation needs.
@@ -244,6 +259,7 @@ impl Objects<'_> {
     ) -> Result<RequestBody, Problem> {
         let name = self.name();
         let body = match (operation.method.as_str(), operation.path.as_str()) {
+            ("POST", "/instances/{instance_ref}/migrate") => json!({}),
             ("POST", "/upload/{upload_uuid}") => return Ok(RequestBody::Bytes(self.content())),
             ("POST", "/auth") => {
                 let body = json!({ "namespace": name, "key_name": "robot", "key": "correct horse" });
@@ -351,6 +367,11 @@ impl Objects<'_> {
                 let path = format!("/agentoperations/{}", text(&record, "uuid")?);
                 self.session.wait_for(self.via, &path, "state", "complete").await?;
             }
+            ("POST", "/instances/{instance_ref}/migrate" | "/instances/{instance_ref}/migrate/cancel") => {
+                let instance = call.path.split('/').nth(2).unwrap_or_default();
+                self.wait_for_operations(instance).await?;
+                self.session.act(self.via, Method::DELETE, &format!("/instances/{instance}")).await?;
+            }
             ("POST", "/instances/{instance_ref}/snapshot" | "/instances/{instance_ref}/interfaces") => {
                 self.wait_for_operations(&self.blank).await?;
             }
@@ -370,6 +391,10 @@ impl Objects<'_> {
             }
             ("DELETE", "/instances" | "/artifacts") if record.as_array().is_none_or(Vec::is_empty) => {
                 return Err(format!("nothing was deleted: {record}"));
+            }
+            ("POST", "/nodes/{node}/maintenance") => {
+                let path = format!("/nodes/{}/undrain", self.home_node());
+                self.session.post(self.via, &path, json!({})).await?;
             }
             ("POST", "/nodes/{node}/evacuate") => self.wait_for_evacuation(record).await?,
             _ => {}

@@ -104,12 +104,12 @@ impl Caller {
         let body = json!({
             "name": name, "netblock": "10.77.0.0/24", "provide_dhcp": false, "provide_nat": false,
         });
-        let Some(network) = self.succeed(Method::POST, "/networks", Some(&body), &path) else { return };
+        let Some(network) = self.succeed(&Method::POST, "/networks", Some(&body), &path) else { return };
         let path = format!("/networks/{}", network["uuid"].as_str().unwrap_or_default());
         let metadata = json!({ "value": self.calls });
-        self.succeed(Method::PUT, &format!("{path}/metadata/load"), Some(&metadata), &path);
+        self.succeed(&Method::PUT, &format!("{path}/metadata/load"), Some(&metadata), &path);
         let began = Instant::now();
-        while let Some(record) = self.succeed(Method::GET, &path, None, &path) {
+        while let Some(record) = self.succeed(&Method::GET, &path, None, &path) {
             match record["state"].as_str().unwrap_or_default() {
                 "created" => {
                     self.networks += 1;
@@ -126,26 +126,26 @@ impl Caller {
             }
             return;
         }
-        self.succeed(Method::DELETE, &path, None, &path);
+        self.succeed(&Method::DELETE, &path, None, &path);
     }
 
     /// Reads the console of each instance, which only the daemon of its host can do.
     fn read_consoles(&mut self, instances: &[String]) {
         for instance in instances {
             let path = format!("/instances/{instance}/consoledata?length=100");
-            self.succeed(Method::GET, &path, None, &path);
+            self.succeed(&Method::GET, &path, None, &path);
         }
     }
 
     /// Makes a call through the next host, and repeats it there while the daemon is not up or answers with 503. If the outcome
     /// is unknown, an object at `object` counts as the result of a POST, and its absence as that of a DELETE.
-    fn succeed(&mut self, method: Method, path: &str, body: Option<&Value>, object: &str) -> Option<Value> {
+    fn succeed(&mut self, method: &Method, path: &str, body: Option<&Value>, object: &str) -> Option<Value> {
         self.calls += 1;
         let host = usize::try_from(self.calls).unwrap() % self.urls.len();
         let (call, began) = (format!("{method} {path} through m{}", host + 1), Instant::now());
         let mut is_unknown = false;
         loop {
-            let is_check = is_unknown && method == Method::POST;
+            let is_check = is_unknown && *method == Method::POST;
             let response = if is_check {
                 self.call(host, Method::GET, object, None)
             } else {
@@ -153,7 +153,7 @@ impl Caller {
             };
             let (reason, unknown) = match response {
                 Ok((200 | 202, value)) => return Some(value),
-                Ok((404, _)) if is_unknown && method == Method::DELETE => return None,
+                Ok((404, _)) if is_unknown && *method == Method::DELETE => return None,
                 Ok((404, _)) if is_check => {
                     is_unknown = false;
                     continue;

@@ -75,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    fn event(message: EventMessage, extra: Value) -> EventRecord {
+    fn event(message: &EventMessage, extra: &Value) -> EventRecord {
         serde_json::from_value(json!({
             "event_uuid": "x", "request_id": null, "timestamp": 0.0, "event_type": "status", "type": "status",
             "message": message.to_string(), "extra": extra, "node": "a", "fqdn": "a", "duration": null
@@ -87,18 +87,21 @@ mod tests {
     fn reads_only_the_last_run() {
         let events = [
             event(
-                EventMessage::SchedulingFinalCandidates,
-                json!({ "candidates": ["b", "c", "d"], "chosen": "c", "refused": {"b": "full"} }),
+                &EventMessage::SchedulingFinalCandidates,
+                &json!({ "candidates": ["b", "c", "d"], "chosen": "c", "refused": {"b": "full"} }),
             ),
             event(
-                EventMessage::SchedulingStage(SchedulingStage::IsHypervisor),
-                json!({ "dropped": {"a": "no VMs"} }),
+                &EventMessage::SchedulingStage(SchedulingStage::IsHypervisor),
+                &json!({ "dropped": {"a": "no VMs"} }),
             ),
-            event(EventMessage::SchedulingStarted, json!({})),
-            event(EventMessage::SchedulingAborted(SchedulingStage::QueueState), json!({ "transient": true })),
+            event(&EventMessage::SchedulingStarted, &json!({})),
             event(
-                EventMessage::SchedulingStage(SchedulingStage::QueueState),
-                json!({ "dropped": {"z": "busy"} }),
+                &EventMessage::SchedulingAborted(SchedulingStage::QueueState),
+                &json!({ "transient": true }),
+            ),
+            event(
+                &EventMessage::SchedulingStage(SchedulingStage::QueueState),
+                &json!({ "dropped": {"z": "busy"} }),
             ),
         ];
         let last = LastPlacement::read(&events);
@@ -122,7 +125,7 @@ mod tests {
     #[test]
     fn reads_why_no_node_was_left() {
         let aborted = EventMessage::SchedulingAborted(SchedulingStage::SufficientIdleMemory);
-        let events = [event(aborted, json!({ "transient": false }))];
+        let events = [event(&aborted, &json!({ "transient": false }))];
         assert_eq!(
             LastPlacement::read(&events).refusal,
             Some((SchedulingStage::SufficientIdleMemory, false))

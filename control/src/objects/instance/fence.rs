@@ -19,7 +19,7 @@ use muster_types::time::format_utc;
 use muster_types::vm::{FoundVm, VmPower};
 use muster_types::{Error, Result};
 
-use super::{object, placed_again, require_created};
+use super::{incoming, object, placed_again, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::address::release_unfenced;
@@ -49,6 +49,8 @@ enum VmAction {
     Keep,
     /// Its instance is deleted, and the reconciler removes its files.
     Stop,
+    /// It was prepared to receive a migration, which may have ended.
+    SettleIncoming,
     /// The reason why it must not run here.
     MoveToLostFound(String),
 }
@@ -56,6 +58,10 @@ enum VmAction {
 fn required_action(row: Option<&InstanceRow>, node: NodeId, vm: &FoundVm) -> VmAction {
     // It may belong to another database.
     let Some(row) = row else { return VmAction::Keep };
+    if vm.incoming {
+        // It has never run here, and its disks were never used.
+        return VmAction::SettleIncoming;
+    }
     if row.node == Some(node) {
         return match vm.generation {
             Some(generation) if generation < row.generation => VmAction::MoveToLostFound(format!(
@@ -256,7 +262,12 @@ pub(crate) async fn remove_stale(app: &App, node: &Arc<dyn NodeApi>) -> Result<N
             Some(row) => Some(row),
             None => instances::get(&*app.store, vm.id).await?,
         };
-        if required_action(row.as_ref(), id, &vm) == VmAction::Keep || !enforce(app, node, vm.id).await? {
+        let action = required_action(row.as_ref(), id, &vm);
+        if action == VmAction::SettleIncoming {
+            incoming::settle(app, node, vm.id).await?;
+            continue;
+        }
+        if action == VmAction::Keep || !enforce(app, node, vm.id).await? {
             let is_own = row.as_ref().filter(|row| row.node == Some(id));
             if is_own.is_some_and(|row| policy(app, &row.spec) != vm.fencing) {
                 match apply_policy(app, node, vm.id).await {
@@ -289,6 +300,7 @@ async fn enforce(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<b
             }
             Ok(false)
         }
+        VmAction::SettleIncoming => Ok(false),
         VmAction::MoveToLostFound(reason) => {
             move_to_lost_found(app, node, vm.id, true, &reason).await?;
             Ok(true)

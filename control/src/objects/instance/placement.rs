@@ -24,6 +24,7 @@ use crate::scheduler::{
 };
 use crate::state::NodeCapacity;
 use muster_store::instances::InstanceRow;
+use muster_store::node_ledgers::LockedLedger;
 use muster_store::{StoreError, Tx, TxError, instances, metadata, node_ledgers};
 use muster_types::capacity::{Capacity, CommittedCapacity};
 
@@ -107,6 +108,16 @@ impl Candidates {
         result.map(Vec::as_slice).map_err(|refusal| refusal.clone().into())
     }
 
+    /// Removes candidates that are not acceptable for another reason.
+    pub(crate) fn retain(&mut self, mut is_acceptable: impl FnMut(NodeId) -> bool) {
+        let Ok(nodes) = &mut self.outcome.result else { return };
+        let count = nodes.len();
+        nodes.retain(|node| is_acceptable(*node));
+        if nodes.is_empty() {
+            self.outcome.result = Err(PlacementRefusal::no_capacity(count));
+        }
+    }
+
     fn refused_everywhere(&self, reason: &str) -> RefusedNodes {
         let all = self.outcome.result.iter().flatten().take(MAX_CANDIDATES);
         all.filter_map(|node| Some((self.facts(*node)?.name.clone(), reason.to_owned()))).collect()
@@ -151,10 +162,15 @@ pub(crate) async fn allocate_in(
         for node in nodes.iter().take(MAX_CANDIDATES) {
             let Some(facts) = candidates.facts(*node) else { continue };
             // Deleting a node locks this ledger before it reads the instances of the node.
-            let (ledger, state, silence) = node_ledgers::lock_with_state(tx, *node).await?;
+            let LockedLedger { committed: ledger, state, is_cordoned, silence } =
+                node_ledgers::lock_with_state(tx, *node).await?;
             if state != Some(NodeState::Created) {
                 let state = state.unwrap_or(NodeState::Deleted);
                 refused.push((facts.name.clone(), format!("its state is {state}")));
+                continue;
+            }
+            if is_cordoned {
+                refused.push((facts.name.clone(), "it is being drained or in maintenance".into()));
                 continue;
             }
             if silence > policy.max_silence {

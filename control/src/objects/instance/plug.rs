@@ -9,7 +9,7 @@ use muster_types::spec::NetworkSpec;
 use muster_types::{Error, Result};
 
 use super::create::{MAX_SLOTS, find_network, slots};
-use super::{find_own, locate, object, operation_on};
+use super::{find_own, locate, migrate, object, operation_on};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::interface::{self, NewInterface};
@@ -29,6 +29,7 @@ pub async fn plug(
     wanted: NetworkSpec,
 ) -> Result<InterfaceRecord> {
     let row = find_own(app, caller, reference, None).await?;
+    migrate::require_not_migrating(app, row.id).await?;
     let not_pluggable = || Error::NotReady("instance in invalid state for hot plug".into());
     if !PLUGGABLE.contains(&row.state) {
         return Err(not_pluggable());

@@ -15,19 +15,19 @@ use muster_types::time::now;
 use muster_types::vm::{ConsolePorts, VmPower};
 use muster_types::{Error, Result};
 
-use super::agent;
-use super::{object, operation_on, placed_again, plan, read_again, require_created};
+use super::{agent, migrate, object, operation_on, placed_again, plan, read_again, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::audit::with_caller;
 use crate::objects::network::wait::wait_instance_networks;
 use crate::objects::shared_storage;
 use crate::queue::{Operation as _, StartInstance};
+use muster_store::instance_migrations::MigrationRow;
 use muster_store::instances::{self, InstanceRow};
-use muster_store::{operations, transaction};
+use muster_store::{instance_migrations, operations, transaction};
 
 /// The number of attempts with other ports when another process has taken them.
-const PORT_ATTEMPTS: usize = 5;
+pub(crate) const PORT_ATTEMPTS: usize = 5;
 
 /// An action on the power state of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +74,8 @@ pub async fn apply(
     let invalid = |reason: &str| Err(Error::Conflict(format!("Invalid lifecycle state: {reason}")));
     match action {
         PowerAction::On if running => return Ok(()),
+        // Its disks are being copied.
+        PowerAction::On => migrate::require_not_migrating(app, id).await?,
         PowerAction::Off if !running => {}
         PowerAction::Pause | PowerAction::Unpause | PowerAction::RebootSoft | PowerAction::RebootHard
             if !running =>
@@ -137,7 +139,7 @@ async fn start_with_free_ports(app: &App, node: &Arc<dyn NodeApi>, row: &Instanc
     for _ in 0..PORT_ATTEMPTS {
         let chosen = match ports.take() {
             Some(ports) => ports,
-            None => choose_ports(app, node, row).await?,
+            None => choose_ports(app, node, row, None).await?,
         };
         let plan = plan::build(app, row, chosen).await?;
         // The VMs of a simulated node do not survive its daemon, and their disks hold no data.
@@ -160,14 +162,20 @@ async fn start_with_free_ports(app: &App, node: &Arc<dyn NodeApi>, row: &Instanc
 pub(crate) async fn build_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
     let ports = match row.ports {
         Some(ports) => ports,
-        None => choose_ports(app, node, row).await?,
+        None => choose_ports(app, node, row, None).await?,
     };
     let built = node.vms().build(&plan::build(app, row, ports).await?).await;
     shared_storage::record_wait(app, row, &built);
     built
 }
 
-async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<ConsolePorts> {
+/// Reserves ports of a node for an instance, or for a migration of it to the node.
+pub(crate) async fn choose_ports(
+    app: &App,
+    node: &Arc<dyn NodeApi>,
+    row: &InstanceRow,
+    migration: Option<&MigrationRow>,
+) -> Result<ConsolePorts> {
     let node_id = node.identity().id;
     let with_tls = row.spec.video.vdi != Vdi::Vnc;
     for _ in 0..PORT_ATTEMPTS {
@@ -179,7 +187,11 @@ async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> 
             if !instances::lock_placed(tx, row).await? {
                 return Err(placed_again(row.id).into());
             }
-            if !instances::set_ports(tx, row.id, node_id, Some(ports)).await? {
+            let reserved = match migration {
+                Some(migration) => instance_migrations::set_ports(tx, migration, ports).await?,
+                None => instances::set_ports(tx, row.id, node_id, Some(ports)).await?,
+            };
+            if !reserved {
                 return Err(Error::Unavailable("the ports are in use".into()).into());
             }
             Ok(())
@@ -245,11 +257,22 @@ pub(crate) async fn write_power_state(app: &App, node: &Arc<dyn NodeApi>, id: In
 }
 
 /// Restarts a VM that was running when its host went down. Boxed because the queued operation calls it recursively.
-fn restart_after_host_failure<'a>(app: &'a App, row: &'a InstanceRow) -> NodeFuture<'a, ()> {
-    Box::pin(enqueue_start(app, row))
+pub(crate) fn restart_after_host_failure<'a>(app: &'a App, row: &'a InstanceRow) -> NodeFuture<'a, ()> {
+    Box::pin(enqueue_start(app, row, "restarting the VM after its host went down"))
 }
 
-async fn enqueue_start(app: &App, row: &InstanceRow) -> Result<()> {
+/// Starts a VM that was powered off for its migration.
+pub(crate) async fn start_after_migration(app: &App, row: &InstanceRow) -> Result<()> {
+    transaction!(app.store, |tx| {
+        if instances::lock_placed(tx, row).await? {
+            instances::set_power_wanted(tx, row.id, PowerState::On).await?;
+        }
+        Ok(())
+    })?;
+    enqueue_start(app, row, "starting the VM after its migration").await
+}
+
+async fn enqueue_start(app: &App, row: &InstanceRow, message: &'static str) -> Result<()> {
     let queued = transaction!(app.store, |tx| {
         if !instances::lock_placed(tx, row).await?
             || operations::is_pending(&mut *tx, &object(row.id), StartInstance::KIND.name).await?
@@ -262,8 +285,7 @@ async fn enqueue_start(app: &App, row: &InstanceRow) -> Result<()> {
     })?;
     if queued {
         app.queue.wake();
-        let text = "restarting the VM after its host went down";
-        app.events.record(Event::new(EventType::Status, object(row.id), text));
+        app.events.record(Event::new(EventType::Status, object(row.id), message));
     }
     Ok(())
 }

@@ -70,6 +70,7 @@ pub async fn create(
 ) -> Result<BTreeMap<String, SnapshotRecord>> {
     let row = find_own(app, caller, reference, None).await?;
     require_created(&row)?;
+    super::migrate::require_not_migrating(app, row.id).await?;
     // A snapshot would wait for its node without a limit.
     locate(app, &row).await?;
     let thin = request.thin || app.settings.snapshots_default_to_thin;

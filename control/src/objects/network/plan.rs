@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
 
 use muster_types::address::{AddressType, Netblock};
-use muster_types::ids::{NetworkId, NodeId};
+use muster_types::ids::{InstanceId, NetworkId, NodeId};
 use muster_types::network::{
     DhcpLease, EgressPlan, FLOATING_NETWORK_ID, InterfacePlan, NetworkPlan, RouterPlan, VXLAN_OVERHEAD,
 };
@@ -15,7 +15,7 @@ use crate::objects::node_location::{NetworkNodes, network_candidate, sort_candid
 use muster_store::interfaces::{self, InterfaceRow};
 use muster_store::networks::{self, NetworkRow};
 use muster_store::nodes::NodeRow;
-use muster_store::{Read, StoreError, addresses, dns_entries};
+use muster_store::{Read, StoreError, addresses, dns_entries, instance_migrations};
 
 /// The MTU of a node that has not reported one: that of Ethernet.
 const DEFAULT_MTU: u32 = 1500;
@@ -27,6 +27,8 @@ const MIN_MTU: u32 = 576;
 pub(crate) struct NetworkFacts {
     networks: BTreeMap<NetworkId, NetworkRow>,
     interfaces: HashMap<NetworkId, Vec<InterfaceRow>>,
+    /// The nodes that instances are being migrated to. Their networks are on both nodes meanwhile.
+    migration_targets: HashMap<InstanceId, NodeId>,
     names: HashMap<NetworkId, Vec<(String, Ipv4Addr)>>,
     routed: HashMap<NetworkId, Vec<Ipv4Addr>>,
     floats: Netblock,
@@ -44,6 +46,8 @@ impl NetworkFacts {
         for row in interfaces::list(db).await? {
             interfaces.entry(row.network).or_default().push(row);
         }
+        let migrations = instance_migrations::list(db).await?;
+        let migration_targets = migrations.into_iter().map(|row| (row.instance, row.target)).collect();
         let mut names: HashMap<NetworkId, Vec<(String, Ipv4Addr)>> = HashMap::new();
         for (network, name, value) in dns_entries::list(db).await? {
             names.entry(network).or_default().push((name, value));
@@ -54,7 +58,13 @@ impl NetworkFacts {
                 routed.entry(network).or_default().push(address);
             }
         }
-        Ok(Self { networks, interfaces, names, routed, floats })
+        Ok(Self { networks, interfaces, migration_targets, names, routed, floats })
+    }
+
+    /// Returns the nodes of an interface: that of its instance, and that to which the instance is being migrated.
+    fn nodes_of(&self, interface: &InterfaceRow) -> impl Iterator<Item = NodeId> + use<> {
+        let target = self.migration_targets.get(&interface.instance).copied();
+        interface.node.into_iter().chain(target)
     }
 }
 
@@ -89,7 +99,7 @@ impl<'a> NetworkTopology<'a> {
             .keys()
             .map(|network| {
                 let interface_nodes =
-                    facts.interfaces.get(network).into_iter().flatten().filter_map(|row| row.node);
+                    facts.interfaces.get(network).into_iter().flatten().flat_map(|row| facts.nodes_of(row));
                 let on =
                     interface_nodes.chain(routers.iter()).filter(|node| nodes.contains_key(node)).collect();
                 (*network, on)
@@ -123,7 +133,7 @@ impl<'a> NetworkTopology<'a> {
     ) -> Option<NetworkPlan> {
         let address = |node: &NodeId| self.nodes.get(node).map(|row| row.identity.ip);
         let interfaces = self.facts.interfaces.get(&network.id).map(Vec::as_slice).unwrap_or_default();
-        let here = interfaces.iter().filter(|row| row.node == Some(node));
+        let here = interfaces.iter().filter(|row| self.facts.nodes_of(row).any(|own| own == node));
         Some(NetworkPlan {
             id: network.id,
             vxid: network.vxid,

@@ -39,6 +39,7 @@ fn nic(model: &str) -> NicPlan {
 
 fn resources() -> StartResources {
     StartResources {
+        incoming: false,
         kvm: false,
         direct_io: true,
         files: BTreeSet::new(),

@@ -8,6 +8,7 @@ use muster_control::events::Events;
 use muster_control::objects::interface::{NewInterface, WantedAddress, create_in, delete_in, set_state_in};
 use muster_store::interfaces::InterfaceRow;
 use muster_store::{Retry, Store, StoreError, Tx, TxError, Value};
+use muster_types::Error;
 use muster_types::ids::{InstanceId, InterfaceId, NetworkId, NodeId};
 use muster_types::interface::InterfaceState;
 use muster_types::key::Secret;
@@ -87,6 +88,15 @@ impl ClusterDatabase {
         })
     }
 
+    /// Locks the rows that a statement changes until the result is dropped.
+    pub fn lock_rows(&self, sql: &str) -> LockedRows {
+        self.runtime.block_on(async {
+            let mut tx = self.app.store.begin().await.unwrap();
+            assert!(tx.execute(sql, &[]).await.unwrap() > 0, "{sql}");
+            LockedRows { tx: Some(tx), runtime: self.runtime.handle().clone() }
+        })
+    }
+
     /// Returns the first column of the rows that a query selects, as text.
     pub fn first_column(&self, sql: &str) -> Vec<String> {
         let rows = self.runtime.block_on(self.app.store.query(sql, &[])).unwrap();
@@ -96,5 +106,20 @@ impl ClusterDatabase {
                 other => format!("{other:?}"),
             })
             .collect()
+    }
+}
+
+/// Rows of a cluster's database that nothing else can change.
+#[derive(Debug)]
+pub struct LockedRows {
+    tx: Option<Tx>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Drop for LockedRows {
+    fn drop(&mut self) {
+        let Some(tx) = self.tx.take() else { return };
+        let rolled_back = Err::<(), _>(Error::Conflict("the rows are unlocked".into()).into());
+        let _ = self.runtime.block_on(tx.finish(rolled_back, &mut Retry::default()));
     }
 }

@@ -94,6 +94,18 @@ impl Host {
         self.daemon.as_ref().unwrap().signal(signal);
     }
 
+    /// Stops the daemon with SIGSTOP until [`unfreeze`](Self::unfreeze).
+    pub fn freeze(&self) {
+        self.daemon.as_ref().unwrap().freeze();
+    }
+
+    /// Lets the daemon continue, if it runs.
+    pub fn unfreeze(&self) {
+        if let Some(daemon) = &self.daemon {
+            daemon.signal(Signal::SIGCONT);
+        }
+    }
+
     /// Restarts the daemon with a changed setting.
     pub fn restart_with(&mut self, name: &str, value: &str) {
         self.stop();

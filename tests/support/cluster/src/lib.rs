@@ -10,7 +10,7 @@ mod in_process;
 mod vms;
 
 pub use api_document::{ApiDocument, Exchange};
-pub use database::ClusterDatabase;
+pub use database::{ClusterDatabase, LockedRows};
 pub use hosts::{
     Host, HostCluster, SYSTEM_KEY, VIRTUAL_IP, inventories, inventory, network_id, wait_until_same,
 };

@@ -1,0 +1,72 @@
+//! `muster node drain`: moves the instances of a node to other nodes.
+
+use anyhow::bail;
+use clap::Args;
+use muster_types::node::DrainRecord;
+use muster_types::operation::{OperationHandle, OperationState};
+
+use super::operation;
+use super::session::Session;
+use super::wait::{LongWaitOptions, PollTimer};
+use crate::api::Client;
+use crate::output::{Table, escape_control, or_dash};
+use crate::transfer::unless_interrupted;
+
+/// Arguments of `muster node drain`.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Name or id of the node
+    node: String,
+    /// Only show what would happen to each instance
+    #[arg(long)]
+    dry_run: bool,
+    /// Power instances off that cannot be migrated while they run, and start them on their new nodes
+    #[arg(long)]
+    stop: bool,
+    #[command(flatten)]
+    wait: LongWaitOptions,
+}
+
+/// Drains a node, and waits until it has no instances.
+pub(super) async fn drain(session: &Session, arguments: Arguments) -> anyhow::Result<()> {
+    let Arguments { node, dry_run, stop, wait } = arguments;
+    let client = &session.client;
+    let response = client.drain_node(&node, stop, dry_run).await?;
+    let started = response.clone().value()?;
+    session.show(response, forecast)?;
+    let (Some(operation), Some(timer)) = (started.operation, wait.timer()) else { return Ok(()) };
+    let consequence = || format!("the drain continues: cancel it with `muster node undrain {node}`");
+    unless_interrupted(wait_until_drained(client, &node, &operation, timer), consequence).await?;
+    let record = client.node(&node).await?;
+    session.confirm(&record, &format!("node {node} is drained"))
+}
+
+async fn wait_until_drained(
+    client: &Client,
+    node: &str,
+    handle: &OperationHandle,
+    mut timer: PollTimer,
+) -> anyhow::Result<()> {
+    loop {
+        let record = client.operation(handle.op_type.as_str(), &handle.op_uuid.to_string()).await?.value()?;
+        match record.state {
+            OperationState::Queued | OperationState::Executing => {}
+            OperationState::Complete => return Ok(()),
+            OperationState::Error | OperationState::Abort => {
+                bail!("node {node} is not empty: {}", escape_control(&operation::error(&record)))
+            }
+        }
+        if !timer.tick().await {
+            bail!("timed out; the drain continues: cancel it with `muster node undrain {node}`");
+        }
+    }
+}
+
+fn forecast(record: DrainRecord) -> Table {
+    Table::new(&["INSTANCE", "NAMESPACE", "OUTCOME", "NODE"], &["REASON"]).rows(
+        record.instances.into_iter().map(|instance| {
+            let (outcome, node) = (instance.outcome.to_string(), or_dash(instance.node.unwrap_or_default()));
+            [instance.name, instance.namespace, outcome, node, or_dash(instance.reason.unwrap_or_default())]
+        }),
+    )
+}

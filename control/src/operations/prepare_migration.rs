@@ -1,0 +1,113 @@
+//! Prepares the target of a migration: fetches the images of the disks, waits for the networks, and prepares a VM that waits
+//! for its memory or its disks. See docs/decisions/0070.
+
+use muster_store::instance_migrations::{self, MigrationRow};
+use muster_store::instances::{self, InstanceRow};
+use muster_store::operations::OperationRow;
+use muster_types::instance::InstanceState;
+use muster_types::{Error, Result};
+
+use super::step::{Implementation, Step, Undo, failure_message};
+use crate::app::App;
+use crate::objects::instance::{fence, image, incoming, local_node, migrate, plan, power, target_id};
+use crate::objects::network::wait::wait_instance_networks;
+use crate::queue::{Operation as _, PrepareMigration};
+
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    PrepareMigration::KIND,
+    &[
+        Step {
+            name: "instance_preflight",
+            run: |app, row| Box::pin(preflight(app, row)),
+            undo: Undo::NotNeeded("other instances may use the images; unused ones are removed later"),
+        },
+        Step {
+            name: "network_ensure_mesh",
+            run: |app, row| Box::pin(ensure_networks(app, row)),
+            undo: Undo::NotNeeded("networks are removed from the node with the migration"),
+        },
+        Step {
+            name: "instance_prepare_incoming",
+            run: |app, row| Box::pin(prepare(app, row)),
+            undo: Undo::Run(|app, row| Box::pin(fail(app, row))),
+        },
+    ],
+);
+
+/// Returns the migration and its instance, which is still on the source.
+pub(super) async fn pending_migration(
+    app: &App,
+    row: &OperationRow,
+    generation: i64,
+) -> Result<(MigrationRow, InstanceRow)> {
+    let id = target_id(&row.target.id)?;
+    let migration = instance_migrations::get(&*app.store, id).await?;
+    let migration = migration.filter(|migration| migration.generation == generation);
+    let migration = migration.ok_or_else(|| Error::Conflict("the migration has ended".into()))?;
+    if migration.cancelled {
+        return Err(Error::Conflict("the migration was cancelled".into()));
+    }
+    let instance = instances::get(&*app.store, id).await?;
+    let instance = instance.filter(|instance| {
+        instance.node == Some(migration.source) && instance.state == InstanceState::Created
+    });
+    let instance = instance.ok_or_else(|| Error::Conflict("the instance changed".into()))?;
+    Ok((migration, instance))
+}
+
+async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
+    let PrepareMigration { generation, .. } = PrepareMigration::parameters(row)?;
+    let (migration, instance) = pending_migration(app, row, generation).await?;
+    let node = local_node(app, Some(migration.target))?;
+    // The node may have a VM of an earlier generation, whose disks must not be used.
+    fence::remove_stale(app, node).await?;
+    for blob in instance.spec.disks.iter().filter_map(|disk| disk.blob_uuid) {
+        image::ensure_on(app, &instance.namespace, node, blob).await?;
+    }
+    Ok(())
+}
+
+async fn ensure_networks(app: &App, row: &OperationRow) -> Result<()> {
+    let PrepareMigration { generation, .. } = PrepareMigration::parameters(row)?;
+    let (migration, instance) = pending_migration(app, row, generation).await?;
+    wait_instance_networks(app, instance.id, migration.target, row.created).await
+}
+
+async fn prepare(app: &App, row: &OperationRow) -> Result<()> {
+    let PrepareMigration { generation, mode } = PrepareMigration::parameters(row)?;
+    let (migration, _) = pending_migration(app, row, generation).await?;
+    let node = local_node(app, Some(migration.target))?;
+    let _lock = app.instance_locks.lock(migration.instance).await;
+    let (migration, instance) = pending_migration(app, row, generation).await?;
+    // An attempt that was interrupted may have left a VM.
+    node.vms().remove(instance.id).await?;
+    for _ in 0..power::PORT_ATTEMPTS {
+        let ports = power::choose_ports(app, node, &instance, Some(&migration)).await?;
+        let mut plan = plan::build(app, &instance, ports).await?;
+        plan.generation = generation;
+        // The content of the NVRAM arrives with the memory or the disks.
+        plan.nvram_template = None;
+        node.vms().build(&plan).await?;
+        match node.vms().prepare_incoming(&plan, mode).await {
+            Err(Error::PortInUse(reason)) => {
+                tracing::info!(instance = %instance.id, reason, "retrying with other ports");
+            }
+            outcome => return outcome,
+        }
+    }
+    Err(Error::Unavailable("no free console ports found".into()))
+}
+
+/// Ends the migration, and removes the VM from the target.
+async fn fail(app: &App, row: &OperationRow) -> Result<()> {
+    let PrepareMigration { generation, .. } = PrepareMigration::parameters(row)?;
+    let id = target_id(&row.target.id)?;
+    let migration = instance_migrations::get(&*app.store, id).await?;
+    let Some(migration) = migration.filter(|migration| migration.generation == generation) else {
+        return Ok(());
+    };
+    if migrate::end_failed(app, &migration).await? {
+        migrate::record_failure(app, id, failure_message(row));
+    }
+    incoming::settle(app, local_node(app, Some(migration.target))?, id).await
+}
