@@ -342,10 +342,42 @@ impl TemporaryFile {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path =
             target.with_file_name(format!(".{name}{TEMPORARY_FILE_MARK}{}-{number}", std::process::id()));
-        let file = create_private(&path)?;
+        // Recorded first: a reset at any moment leaves no file that nothing removes.
         let record = spool.record_temporary(&path).inspect_err(|error| {
             eprintln!("failed to record temporary file {}: {error}", path.display());
         });
+        let file = create_or_replace(&path)?;
         Ok((file, Self { path, _record: record.ok() }))
+    }
+}
+
+/// Creates a temporary file. One that exists is the orphan of an earlier boot, in which the agent had the same process id.
+fn create_or_replace(path: &Path) -> io::Result<File> {
+    match create_private(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            create_private(path)
+        }
+        created => created,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temporary_file_replaces_an_orphan_but_not_what_it_links_to() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let (orphan, target) = (directory.path().join("orphan"), directory.path().join("target"));
+        fs::write(&orphan, "old").unwrap();
+        create_or_replace(&orphan).unwrap();
+        assert_eq!(fs::read(&orphan).unwrap(), b"");
+        fs::write(&target, "other").unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        create_or_replace(&link).unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"other");
+        assert!(fs::symlink_metadata(&link).unwrap().is_file());
     }
 }

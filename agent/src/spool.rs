@@ -208,6 +208,8 @@ impl Spool {
         let record = self.leftovers_directory().join(self.next_name());
         let mut file = create_private(&record)?;
         file.write_all(path.as_os_str().as_encoded_bytes())?;
+        // Otherwise the record may be empty after a reset.
+        file.sync_data()?;
         Ok(TemporaryRecord(record))
     }
 

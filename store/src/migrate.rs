@@ -256,6 +256,6 @@ pub(super) const TABLES: &[&str] = &[
     "blob_namespaces",
     "namespace_quotas",
     "tickets",
-    "idempotency_keys",
     "instance_migrations",
+    "idempotency_keys",
 ];
