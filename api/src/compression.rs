@@ -31,7 +31,7 @@ pub(crate) struct Compressible;
 pub(crate) struct CompressedBody(pub(crate) Bytes);
 
 /// Returns whether the response to a request may be compressed. The size of a compressed response shows whether two of its
-/// texts are similar, so a secret must not be compressed together with the text of somebody else: not the response to a
+/// texts are similar, so a secret must not be compressed together with text that another caller chose: not the response to a
 /// change, which may contain a new secret, nor one with objects of several namespaces. `caller` is `None` for public routes,
 /// whose responses contain no secrets.
 pub(crate) fn is_allowed(method: &Method, caller: Option<&Caller>) -> bool {

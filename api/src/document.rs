@@ -319,7 +319,7 @@ fn describe_list(operation: &mut Operation, list: &ListFields) {
     let Some(RefOr::T(response)) = operation.responses.responses.get_mut("200") else { return };
     for (name, text) in [
         ("Link", "The next page, with `rel=\"next\"`, relative to the URL of the request."),
-        ("X-Next-Cursor", "The cursor of the next page. Absent if there is none."),
+        ("X-Next-Cursor", "The cursor of the next page. Absent on the last page."),
     ] {
         response.headers.insert(name.into(), text_header(text));
     }

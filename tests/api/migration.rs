@@ -88,14 +88,19 @@ impl Migration {
         .await;
     }
 
+    /// Updates one row of the database.
+    async fn update(&self, sql: &'static str, values: &[muster_store::Value]) {
+        let mut tx = self.cluster.app.store.begin().await.unwrap();
+        let updated = tx.execute(sql, values).await.unwrap();
+        assert_eq!(updated, 1);
+        tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
+    }
+
     /// Changes the version of QEMU that a node has reported.
     async fn report_qemu_version(&self, node: &str, version: &str) {
         let sql = "UPDATE nodes SET report = REPLACE(report, '\"accelerator\"', ?) WHERE name = ?";
         let version = format!("\"qemu_version\":\"{version}\",\"accelerator\"");
-        let mut tx = self.cluster.app.store.begin().await.unwrap();
-        let updated = tx.execute(sql, &[version.into(), node.into()]).await.unwrap();
-        assert_eq!(updated, 1);
-        tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
+        self.update(sql, &[version.into(), node.into()]).await;
     }
 
     fn set_script(&self, migration_duration: Duration, migration_error: Option<&str>) {
@@ -155,6 +160,18 @@ async fn instance_moves_with_its_capacity_ports_and_networks() {
     }
     reconcile::vms::run_once(&cluster.app).await.unwrap();
     assert_eq!(cluster.other.vm_ids(), [id]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instance_can_be_migrated_as_soon_as_it_is_created() {
+    let migration = Migration::new().await;
+    // The creation is not marked as finished yet.
+    let sql = "UPDATE operations SET state = ?, lease_expires = ? WHERE name = 'create_instance'";
+    migration.update(sql, &["executing".into(), (muster_types::time::now() + 3600.0).into()]).await;
+    migration.request(json!({})).await;
+    migration.update(sql, &["complete".into(), 0.0.into()]).await;
+    migration.cluster.settle().await;
+    assert_eq!(migration.show().await["node"], "sim-2");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -106,10 +106,20 @@ async fn node_without_checkin_goes_missing_then_error_until_it_rejoins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deleted_node_cannot_rejoin() {
+async fn only_drained_nodes_are_deleted_and_they_cannot_rejoin() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
-    let deleted = cluster.call(&token, Method::DELETE, "/nodes/sim-1", Some(json!({"force": true}))).await;
+    let delete = async |body| cluster.call(&token, Method::DELETE, "/nodes/sim-1", body).await;
+    for body in [None, Some(json!({"force": true})), Some(json!({"dead": true}))] {
+        let refused = delete(body).await;
+        assert!(
+            refused.status == 409 && refused.text.contains("node sim-1 is alive. Drain it first"),
+            "{}",
+            refused.text
+        );
+    }
+    cluster.start_maintenance("sim-1").await;
+    let deleted = delete(None).await;
     assert_eq!((deleted.status.as_u16(), &deleted.body["state"]), (200, &json!("deleted")));
     let refused = reconcile::checkin::join(&cluster.app).await.unwrap_err().to_string();
     assert!(refused.contains("was deleted from the cluster"), "{refused}");
@@ -162,7 +172,8 @@ async fn daemon_without_members_rejects_requests_and_runs_nothing() {
     let app = &cluster.app;
     let delete = async |node: &str| {
         let path = format!("/nodes/{node}");
-        cluster.call(&token, Method::DELETE, &path, Some(json!({"force": true}))).await
+        cluster.start_maintenance(node).await;
+        cluster.call(&token, Method::DELETE, &path, None).await
     };
     assert_eq!(delete("sim-2").await.status, 200);
     reconcile::checkin::check_in(app).await.unwrap();

@@ -130,6 +130,29 @@ fn delete_all_lists_instances_of_one_namespace_and_asks() {
 }
 
 #[test]
+fn node_deletion_needs_a_drained_node_and_asks() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = start(directory.path());
+    create_instance(&daemon, "web --disk 1 --placed-on sim-2");
+    for arguments in ["node delete sim-2", "node delete sim-2 --force", "node delete sim-2 --dead --yes"] {
+        let refused = failure(&daemon, arguments);
+        assert!(refused.contains("is alive and has 1 instance: web ("), "{refused}");
+    }
+    let refused = failure(&daemon, "node delete sim-1 --yes");
+    assert!(
+        refused.contains("node sim-1 is alive. Drain it first with `muster node drain sim-1`"),
+        "{refused}"
+    );
+    ok(&daemon, "node drain sim-1");
+    let question = failure(&daemon, "node delete sim-1");
+    assert!(question.contains("delete node sim-1?") && question.contains("give --yes"), "{question}");
+    assert_eq!(json(&daemon, "node show sim-1")["state"], "created");
+    ok(&daemon, "node delete sim-1 --yes");
+    assert_eq!(json(&daemon, "node show sim-1")["state"], "deleted");
+    assert_eq!(json(&daemon, "instance show web")["state"], "created");
+}
+
+#[test]
 fn duplicate_names_are_reported_with_the_candidates() {
     let directory = tempfile::tempdir().unwrap();
     let daemon = start(directory.path());

@@ -186,7 +186,9 @@ async fn daemon_of_a_deleted_node_exits() {
     let directory = tempfile::tempdir().unwrap();
     let [first, mut second] = ["n1", "n2"].map(|name| member(directory.path(), name, &url).start());
     let token = first.log_in("system", "the first key").await;
-    let (status, node) = first.call(&token, Method::DELETE, "/nodes/n2", Some(json!({"force": true}))).await;
+    let (status, node) = first.call(&token, Method::POST, "/nodes/n2/drain", None).await;
+    assert_eq!(status.as_u16(), 200, "{node}");
+    let (status, node) = first.call(&token, Method::DELETE, "/nodes/n2", None).await;
     assert_eq!((status.as_u16(), &node["state"]), (200, &json!("deleted")), "{node}");
     let exited = second.wait_for_exit();
     assert_eq!(exited.code(), Some(1), "{}", second.log());

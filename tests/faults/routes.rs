@@ -80,7 +80,10 @@ fn every_call_works_through_every_host() {
     let calls = cluster.client.spawn(move |_| block_on(call_all(names, addresses, authority)));
     let table = calls.join().unwrap();
     println!("{} operations through {HOSTS} hosts in {:.1?}", table.operations.len(), began.elapsed());
-    let problems = table.print();
+    let problems = table.problems();
+    // First, because long output is often cut.
+    problems.iter().for_each(|problem| println!("{problem}"));
+    table.print();
     assert!(problems.is_empty(), "{}\n{}", problems.join("\n"), cluster.logs());
     for host in &mut cluster.hosts[..HOSTS] {
         host.stop_daemon();
@@ -92,9 +95,21 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 impl Table {
-    /// Prints the status of each operation through each host and the longest time, and returns what was wrong.
-    fn print(&self) -> Vec<Problem> {
+    /// Returns what was wrong.
+    fn problems(&self) -> Vec<Problem> {
         let mut problems: Vec<Problem> = self.remaining.iter().cloned().collect();
+        for (row, operation) in self.operations.iter().enumerate() {
+            for (number, column) in self.columns.iter().enumerate() {
+                let problem = column[row].problem.as_ref();
+                problems
+                    .extend(problem.map(|problem| format!("{operation} through m{}: {problem}", number + 1)));
+            }
+        }
+        problems
+    }
+
+    /// Prints the status of each operation through each host and the longest time.
+    fn print(&self) {
         for (row, operation) in self.operations.iter().enumerate() {
             let outcomes: Vec<&Outcome> = self.columns.iter().map(|column| &column[row]).collect();
             let cell = |outcome: &&Outcome| {
@@ -104,13 +119,7 @@ impl Table {
             let cells: Vec<String> = outcomes.iter().map(cell).collect();
             let time = outcomes.iter().map(|outcome| outcome.time).max().unwrap_or_default();
             println!("{} {:>6.2} s | {operation}", cells.join(" "), time.as_secs_f64());
-            for (number, outcome) in outcomes.iter().enumerate() {
-                let problem = outcome.problem.as_ref();
-                problems
-                    .extend(problem.map(|problem| format!("{operation} through m{}: {problem}", number + 1)));
-            }
         }
-        problems
     }
 }
 

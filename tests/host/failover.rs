@@ -163,6 +163,7 @@ fn standby_takes_over_before_the_owner_is_deleted() {
     }
     let Some(mut scene) = Scene::new() else { return };
     let gap = scene.fail_over("deletion", 3, 2, |host| {
+        host.post("/nodes/m3/drain", None);
         let (status, node) = host.call(Method::DELETE, "/nodes/m3", None);
         assert_eq!((status, &node["state"]), (200, &json!("deleted")), "{node}");
     });

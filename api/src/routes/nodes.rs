@@ -51,11 +51,11 @@ pub(crate) struct DeleteQuery {
 
 /// Deletes a node. Its daemon cannot register it again.
 ///
-/// A node that is alive must not have instances. A node that does not check in requires `dead`: its VMs may still be
+/// A node that is alive must be drained, or in maintenance without instances. A node that does not check in requires `dead`: its VMs may still be
 /// running. If its host returns, the daemon stops them and moves their files to `lost+found`.
 #[utoipa::path(delete, path = "/nodes/{node}", tag = "nodes", params(("node" = String, Path), DeleteQuery),
     responses((status = 404, description = "No such node."),
-    (status = 409, description = "The node is alive and has instances, or does not check in; `error` says what to do.")))]
+    (status = 409, description = "The node is alive and not drained, or does not check in; `error` says what to do.")))]
 pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,

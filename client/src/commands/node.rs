@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{anyhow, bail};
 use clap::Subcommand;
 use muster_types::event::EventType;
-use muster_types::node::{EvacuationRecord, NodeRecord};
+use muster_types::node::{EvacuationRecord, NodeRecord, NodeState};
 use muster_types::shared_storage::SharedStorageRecord;
 use reqwest::StatusCode;
 use serde_json::{Map, Value};
@@ -29,14 +29,14 @@ pub enum Command {
     Resources { node: String },
     /// Show the CPU usage of a node's daemon
     Metrics { node: String },
-    /// Delete a node; checking in does not restore it
+    /// Delete a drained or dead node; checking in does not restore it
     Delete {
         node: String,
         /// Declare that the host of a node that does not check in is dead; its instances end in error
         #[arg(long, alias = "force")]
         dead: bool,
         /// Do not ask for confirmation
-        #[arg(long, requires = "dead")]
+        #[arg(long)]
         yes: bool,
     },
     /// Move the instances of a node to other nodes; it gets no new ones
@@ -95,22 +95,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::Show { node } => session.show(client.node(&node).await?, details),
         Command::Resources { node } => session.show(resources(session, &node).await?, key_values),
         Command::Metrics { node } => session.show(client.process_metrics(&node).await?, key_values),
-        Command::Delete { node, dead, yes } => {
-            let response = match client.delete_node(&node, false).await {
-                Err(error) if dead && error.status() == Some(StatusCode::CONFLICT.as_u16()) => {
-                    // The error lists the instances that end in error.
-                    eprintln!("{}", escape_control(&error.to_string()));
-                    if !yes
-                        && !prompt_confirmation(&format!("is the host of {node} dead, and delete the node?"))?
-                    {
-                        bail!("nothing was deleted");
-                    }
-                    client.delete_node(&node, true).await?
-                }
-                response => response?,
-            };
-            session.confirm(&response, &format!("node {node} deleted"))
-        }
+        Command::Delete { node, dead, yes } => delete(session, &node, dead, yes).await,
         // The executable, which knows the format of the directory, runs it.
         Command::Adopt { .. } => bail!("`node adopt` needs no server"),
         Command::Drain(arguments) => node_drain::drain(session, arguments).await,
@@ -141,6 +126,29 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             metadata::delete(session, ObjectPath::Node(&node), &item).await
         }
     }
+}
+
+/// Deletes a node if the user confirms it. The server rejects nodes that are alive and not drained, without a question.
+async fn delete(session: &Session, node: &str, dead: bool, yes: bool) -> anyhow::Result<()> {
+    let client = &session.client;
+    let require_confirmation = |question: &str| {
+        if yes || prompt_confirmation(question)? { Ok(()) } else { Err(anyhow!("nothing was deleted")) }
+    };
+    let record = client.node(node).await?.value()?;
+    let is_alive = matches!(record.state, NodeState::Created | NodeState::Stopping);
+    if is_alive && record.cordon.is_some() {
+        require_confirmation(&format!("delete node {node}? Its daemon stops and cannot rejoin."))?;
+    }
+    let response = match client.delete_node(node, false).await {
+        Err(error) if dead && !is_alive && error.status() == Some(StatusCode::CONFLICT.as_u16()) => {
+            // The error lists the instances that end in error.
+            eprintln!("{}", escape_control(&error.to_string()));
+            require_confirmation(&format!("is the host of {node} dead, and delete the node?"))?;
+            client.delete_node(node, true).await?
+        }
+        response => response?,
+    };
+    session.confirm(&response, &format!("node {node} deleted"))
 }
 
 /// Returns the last reported resources, which only a node's newest `resources` event contains.

@@ -96,6 +96,7 @@ fn parses_every_command() {
         "muster node invite --expires-in 60",
         "muster node join mjt_abc --config muster.conf",
         "muster node delete sim-1",
+        "muster node delete sim-1 --yes",
         "muster node delete sim-1 --dead",
         "muster node delete sim-1 --dead --yes",
         "muster node evacuate sim-1 --dead --yes",

@@ -78,8 +78,8 @@ pub(crate) async fn is_deleted(app: &App, id: NodeId) -> Result<bool> {
     Ok(nodes::state(&*app.store, id).await? == Some(NodeState::Deleted))
 }
 
-/// Deletes a node permanently: its daemon is fenced and stops. A node that is alive must not have instances; one that does
-/// not check in is only deleted with `dead`, by which an operator declares that its host does not run.
+/// Deletes a node permanently: its daemon is fenced and stops. A node that is alive must be drained; one that does not check
+/// in is only deleted with `dead`, by which an operator declares that its host does not run.
 pub async fn delete(app: &App, caller: &Caller, node: &str, dead: bool) -> Result<NodeRecord> {
     let row = find(app, node).await?;
     let id = row.identity.id;
@@ -131,7 +131,7 @@ async fn delete_in(tx: &mut Tx, id: NodeId, dead: bool) -> Result<Option<NodeSta
 fn require_deletable(row: &NodeRow, instances: &[InstanceRow], dead: bool) -> Result<()> {
     let name = &row.identity.name;
     let is_allowed = match row.state {
-        NodeState::Created | NodeState::Stopping => instances.is_empty(),
+        NodeState::Created | NodeState::Stopping => row.cordon.is_some() && instances.is_empty(),
         NodeState::Stopped => dead || instances.is_empty(),
         NodeState::Missing | NodeState::Error => dead,
         NodeState::Deleted => true,
@@ -149,8 +149,8 @@ fn require_deletable(row: &NodeRow, instances: &[InstanceRow], dead: bool) -> Re
     Err(Error::Conflict(match row.state {
         NodeState::Created | NodeState::Stopping => {
             format!(
-                "node {name} is alive{has}. Move its instances to other nodes first with `muster node drain {name}`, or \
-                 delete them, which also deletes their disks"
+                "node {name} is alive{has}. Drain it first with `muster node drain {name}`: its instances move to other nodes, \
+                 and it gets no new ones"
             )
         }
         _ => format!(

@@ -250,7 +250,7 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     ("DELETE", "/auth/issuers/{name}", "issuer.delete", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/nodes", "node.read", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/nodes/{node}", "node.read", [401, 401, 401, 401, 401, 401, 200]),
-    ("DELETE", "/nodes/{node}", "node.delete", [401, 401, 401, 401, 401, 401, 200]),
+    ("DELETE", "/nodes/{node}", "node.delete", [401, 401, 401, 401, 401, 401, 409]),
     ("POST", "/nodes/{node}/drain", "node.write", [401, 401, 401, 401, 401, 401, 200]),
     ("POST", "/nodes/{node}/evacuate", "node.write", [401, 401, 401, 401, 401, 401, 409]),
     ("POST", "/nodes/{node}/maintenance", "node.write", [401, 401, 401, 401, 401, 401, 200]),

@@ -24,7 +24,9 @@ use crate::auth::Caller;
 use crate::objects::audit::with_caller;
 use crate::objects::network::state::PRESENT;
 use crate::objects::{claim, node, operation};
-use crate::queue::{MigrateInstance, NewOperation, Operation as _, PrepareMigration};
+use crate::queue::{
+    CreateInstance, EvacuateInstance, MigrateInstance, NewOperation, Operation as _, PrepareMigration,
+};
 use crate::scheduler::{self, PlacementRequest};
 
 /// The maximum downtime limit in milliseconds, which is QEMU's.
@@ -107,7 +109,10 @@ pub(crate) async fn plan(
     let (mode, restart) = mode(row, stop)?;
     require_not_migrating(app, row.id).await?;
     let unfinished = operations::of_target(&*app.store, &object(row.id)).await?;
-    if let Some(operation) = unfinished.iter().find(|operation| !operation.state.is_final()) {
+    // What created the instance has nothing left to do for it, but may not be marked as finished yet.
+    let is_creation = |name: &str| [CreateInstance::KIND.name, EvacuateInstance::KIND.name].contains(&name);
+    let mut unfinished = unfinished.iter().filter(|operation| !operation.state.is_final());
+    if let Some(operation) = unfinished.find(|operation| !is_creation(&operation.name)) {
         let (name, id) = (&operation.name, operation.id);
         return Err(Error::NotReady(format!(
             "operation {name} ({id}) of the instance is not finished: wait for it"

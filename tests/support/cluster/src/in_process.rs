@@ -343,6 +343,11 @@ impl Cluster {
         all.into_iter().find(|node| node.identity().name == name).unwrap()
     }
 
+    /// Keeps new instances from a node.
+    pub async fn start_maintenance(&self, name: &str) {
+        objects::node_drain::start_maintenance(&self.app, &caller(), name).await.unwrap();
+    }
+
     /// Makes a node miss its check-ins until [`reconcile::checkin::join`] is called. Its VMs keep running.
     pub async fn lose_node(&self, name: &str) {
         let mut tx = self.app.store.begin().await.unwrap();
