@@ -84,7 +84,14 @@ pub(crate) struct Deck {
 }
 
 impl Deck {
-    pub(crate) fn new(is_galera: bool, is_long_run: bool) -> Self {
+    /// With `only`, all faults are of this kind, which may be one of the [`LONG_FAULTS`].
+    pub(crate) fn new(is_galera: bool, is_long_run: bool, only: Option<&str>) -> Self {
+        if let Some(only) = only {
+            let kinds = FAULTS.into_iter().chain(LONG_FAULTS);
+            let kinds: Vec<Fault> = kinds.filter(|fault| format!("{fault:?}").starts_with(only)).collect();
+            assert!(!kinds.is_empty(), "MUSTER_FAULT_KIND: there is no fault {only}");
+            return Self { kinds, is_long_run: false, passes: 0, remaining: vec![] };
+        }
         // The servers of Galera do not have small disks.
         let kinds = FAULTS.into_iter().filter(|fault| !is_galera || *fault != Fault::FillDatabase).collect();
         Self { kinds, is_long_run, passes: 0, remaining: vec![] }
@@ -105,7 +112,7 @@ impl Deck {
 
 #[test]
 fn long_run_has_every_kind() {
-    let (mut random, mut deck) = (Rng::with_seed(1), Deck::new(false, true));
+    let (mut random, mut deck) = (Rng::with_seed(1), Deck::new(false, true, None));
     let dealt: Vec<Fault> = (0..200).map(|_| deck.deal(&mut random)).collect();
     let count = |kind: Fault| dealt.iter().filter(|fault| **fault == kind).count();
     assert!(FAULTS.into_iter().all(|kind| count(kind) >= 9), "{dealt:?}");

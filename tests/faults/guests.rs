@@ -101,9 +101,16 @@ impl Guests {
 
     /// Waits until the guest that restarts elsewhere runs there, while its host is lost.
     pub(crate) fn wait_for_restart(&self, cluster: &FaultCluster, lost: usize) {
-        let other = (lost + 1) % cluster.hosts.len();
-        wait_for("a guest to run elsewhere", HEAL_TIMEOUT, || {
-            let record = cluster.client.get(other, &format!("/instances/{}", self.mobile())).ok()?;
+        let (other, began) = ((lost + 1) % cluster.hosts.len(), Instant::now());
+        wait_for("a guest to run elsewhere", 2 * HEAL_TIMEOUT, || {
+            let get = |path: &str| cluster.client.get(other, path);
+            let record = get(&format!("/instances/{}", self.mobile()));
+            if began.elapsed() > HEAL_TIMEOUT {
+                let explanation = get(&format!("/instances/{}/explain", self.mobile()));
+                let nodes = get("/nodes");
+                panic!("{record:?}\n{explanation:?}\n{nodes:?}\n{}", cluster.logs());
+            }
+            let record = record.ok()?;
             let is_elsewhere = record["node"] != *cluster.hosts[lost].name;
             (is_elsewhere && record["power_state"] == "on").then_some(())
         });

@@ -1,7 +1,8 @@
 //! Faults of hosts, links and the database under load, with a referee that observes all hosts.
 //!
 //! `MUSTER_FAULT_ROUNDS` sets the number of rounds and `MUSTER_FAULT_SEED` repeats a run; `make test-faults` runs many.
-//! `MUSTER_FAULT_DATABASE=galera` runs them with three database servers.
+//! `MUSTER_FAULT_DATABASE=galera` runs them with three database servers. `MUSTER_FAULT_KIND=CutDatabaseLong` injects only
+//! that kind of fault.
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 

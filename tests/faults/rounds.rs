@@ -35,7 +35,7 @@ pub(crate) fn run(rounds: usize, seed: u64, is_galera: bool, image: &str) {
     let mut random = Rng::with_seed(seed);
     let mut referee = Referee::start(&cluster, guests.floating);
     let is_long_run = rounds >= LONG_RUN;
-    let mut deck = Deck::new(is_galera, is_long_run);
+    let mut deck = Deck::new(is_galera, is_long_run, std::env::var("MUSTER_FAULT_KIND").ok().as_deref());
     for round in 0..rounds {
         let (fault, host) = (deck.deal(&mut random), random.usize(..HOSTS));
         let short = Duration::from_millis(random.u64(2_000..if is_long_run { 9_000 } else { 5_000 }));
