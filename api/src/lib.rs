@@ -39,7 +39,7 @@ use routes::{
     admin, agent_operations, agent_program, agent_terminal, artifacts, blobs, claims, console_tickets, docs,
     event_streams, exchanges, explanations, health, instance_console, instance_fencing, instance_migration,
     instance_power, instances, interfaces, invitations, issuers, keys, labels, login, namespaces, networks,
-    node_drain, nodes, operations, quotas, root, rules, sessions, trusts, ui, uploads,
+    node_drain, nodes, operations, quotas, rebalance, root, rules, sessions, trusts, ui, uploads,
 };
 pub use server::{Listener, Tls, serve};
 pub use table::{Access, RouteInfo};
@@ -234,6 +234,7 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Admin, "admin", handlers!(admin::locks));
     table.add(Admin, "admin", handlers!(admin::resources));
     table.add(Admin, "admin", handlers!(admin::upgrade));
+    table.add(Admin, "admin", handlers!(rebalance::start));
     table.add(Admin, "admin", handlers!(admin::console_keys));
     table.add(Token, "admin", handlers!(admin::ca_certificate));
     table

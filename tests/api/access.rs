@@ -64,6 +64,7 @@ fn body(method: &str, path: &str, fixture: &Fixture) -> Option<Value> {
         ("PUT", "/auth/namespaces/{namespace}/quotas/{quota}") => json!({"limit": 9}),
         ("POST", "/admin/invitations") => json!({"expires_in": 60}),
         ("POST", "/admin/invitations/redeem") => json!({"invitation": "x", "proof": "y"}),
+        ("POST", "/admin/rebalance") => json!({"dry_run": true}),
         ("DELETE", "/nodes/{node}") => json!({"force": true}),
         ("POST", "/nodes/{node}/drain") => json!({"dry_run": true}),
         ("POST", "/nodes/{node}/evacuate") => json!({"dead": true}),

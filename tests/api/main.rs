@@ -35,6 +35,7 @@ mod nodes;
 mod openapi;
 mod operations;
 mod quotas;
+mod rebalance;
 mod remote;
 mod requests;
 mod scopes;

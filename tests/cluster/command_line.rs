@@ -67,6 +67,7 @@ fn commands_manage_objects_of_the_api() {
     let status = ok("cluster upgrade status");
     assert!(status.contains("node sim-2") && status.contains("nothing to do"), "{status}");
     assert!(json("cluster upgrade status")["held_migrations"].as_array().unwrap().is_empty());
+    assert!(json("cluster rebalance")["reason"].as_str().unwrap().contains("balanced"));
     ok("namespace delete ci");
     let operation = &json("operation list --target-type namespace --target ci")[0];
     let uuid = operation["uuid"].as_str().unwrap();

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::FAST_SETTINGS;
 
-/// Returns whether an operation targets an instance, or all instances of a node.
+/// Returns whether an operation targets an instance, or instances of nodes.
 pub(crate) fn targets_instance(kind: &OperationKind) -> bool {
     match kind.operation_type {
         OperationType::Instance
@@ -128,6 +128,7 @@ impl Fixture {
         if self.shared_storage.is_none() {
             self.migrate(&path).await;
             self.drain(&path).await;
+            self.rebalance().await;
         }
 
         let object = ObjectRef::new(ObjectType::Instance, record["uuid"].as_str().unwrap());
@@ -181,6 +182,31 @@ impl Fixture {
         let after = self.assert_state(path, "created").await;
         assert_ne!(after["node"], node.as_str());
         self.post(&format!("/nodes/{node}/undrain"), json!({})).await;
+    }
+
+    /// Moves one of two large instances to the other node, and deletes both.
+    async fn rebalance(&self) {
+        let mut paths = Vec::new();
+        for name in ["large-1", "large-2"] {
+            let body = json!({
+                "name": name, "cpus": 16, "memory": 512, "disk": [{"size": 1}], "placed_on": "sim-1",
+            });
+            paths.push(format!(
+                "/instances/{}",
+                self.post("/instances", body).await["uuid"].as_str().unwrap()
+            ));
+        }
+        self.cluster.settle().await;
+        let plan = self.post("/admin/rebalance", json!({})).await;
+        assert_eq!(plan["moves"].as_array().unwrap().len(), 1, "{plan}");
+        self.cluster.settle().await;
+        for path in &paths {
+            let record = self.assert_state(path, "created").await;
+            let is_moved = path.ends_with(plan["moves"][0]["instance_uuid"].as_str().unwrap());
+            assert_eq!(record["node"], if is_moved { "sim-2" } else { "sim-1" }, "{record}");
+            self.delete(path).await;
+        }
+        self.cluster.settle().await;
     }
 
     /// Evacuates an instance with snapshots from its node, which returns afterwards.

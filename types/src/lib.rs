@@ -29,6 +29,7 @@ pub mod node;
 pub mod object;
 pub mod operation;
 pub mod quota;
+pub mod rebalance;
 pub mod rule;
 pub mod scheduling;
 pub mod server_trust;

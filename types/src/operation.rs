@@ -67,7 +67,7 @@ string_enum! {
         InstanceInterface = "node_inst_net_iface_op",
         /// Copying disks of an instance.
         InstanceSnapshot = "node_inst_snap_op",
-        /// An operation on a node.
+        /// An operation on one or several nodes.
         Node = "node_op",
     }
 }

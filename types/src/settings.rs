@@ -325,6 +325,7 @@ settings! {
     scheduler_demand_per_vcpu: f64 = "SCHEDULER_DEMAND_PER_VCPU", "0.6", "expected load of a new virtual CPU";
     scheduler_demand_decay_seconds: u64 = "SCHEDULER_DEMAND_DECAY_SECONDS", "600", "seconds in which the expected load of new virtual CPUs decays";
     scheduler_disk_overcommit: f64 = "SCHEDULER_DISK_OVERCOMMIT", "5.0", "overcommit ratio of disk space";
+    rebalance_interval: u64 = "REBALANCE_INTERVAL", "0", "seconds between rebalancings, which migrate instances from full nodes to empty ones; 0: only by request";
     node_ram_reservation_gb: f64 = "NODE_RAM_RESERVATION_GB", "2.0", "memory reserved for the host, in gigabytes";
     node_cpu_reservation_threads: u64 = "NODE_CPU_RESERVATION_THREADS", "2", "CPU threads reserved for the host";
     node_disk_reservation_gb: f64 = "NODE_DISK_RESERVATION_GB", "20.0", "disk space reserved for the host, in gigabytes";

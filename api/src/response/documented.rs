@@ -24,6 +24,7 @@ use muster_types::network::{NetworkRecord, PingResult};
 use muster_types::node::{DrainRecord, EvacuationRecord, NodeRecord};
 use muster_types::operation::{OperationHandle, OperationRecord};
 use muster_types::quota::QuotaRecord;
+use muster_types::rebalance::RebalanceRecord;
 use muster_types::rule::RuleRecord;
 use muster_types::upload::UploadRecord;
 use serde::Serialize;
@@ -152,7 +153,7 @@ named_bodies! {
     AddressRecord, AgentOperationRecord, ArtifactId, ArtifactRecord, BlobRecord, ClaimRecord, ClusterUpgradeRecord,
     DrainRecord, EvacuationRecord, EventRecord, Explanation, InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord,
     NamespaceRecord, NetworkRecord, NodeRecord, OperationHandle, OperationRecord, PingResult, ProxyRecord, QuotaRecord,
-    RuleRecord, SnapshotRecord, UploadRecord, VersionRecord,
+    RebalanceRecord, RuleRecord, SnapshotRecord, UploadRecord, VersionRecord,
 }
 
 impl JsonBody for String {

@@ -32,6 +32,7 @@ pub(crate) mod node_drain;
 pub(crate) mod nodes;
 pub(crate) mod operations;
 pub(crate) mod quotas;
+pub(crate) mod rebalance;
 pub(crate) mod root;
 pub(crate) mod rules;
 pub(crate) mod sessions;

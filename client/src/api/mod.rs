@@ -21,6 +21,7 @@ mod nodes;
 mod object_path;
 mod operations;
 mod quotas;
+mod rebalance;
 mod response;
 mod rules;
 mod sessions;

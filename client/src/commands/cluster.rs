@@ -3,12 +3,15 @@
 use clap::Subcommand;
 use muster_types::cluster_upgrade::{ClusterUpgradeRecord, NodeUpgradeRecord};
 
+use super::rebalance;
 use super::session::Session;
 use crate::output::Table;
 
 /// Commands for the cluster as a whole.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Move instances from full nodes to empty ones: shows the plan, asks, and waits until they have moved
+    Rebalance(rebalance::Arguments),
     /// Upgrade the nodes one after the other
     #[command(subcommand)]
     Upgrade(UpgradeCommand),
@@ -23,6 +26,7 @@ pub enum UpgradeCommand {
 
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     match command {
+        Command::Rebalance(arguments) => rebalance::rebalance(session, arguments).await,
         Command::Upgrade(UpgradeCommand::Status) => {
             session.show(session.client.cluster_upgrade().await?, status)
         }

@@ -42,6 +42,7 @@ mod node_drain;
 mod node_join;
 mod operation;
 mod quota;
+mod rebalance;
 mod rule;
 mod session;
 #[cfg(test)]

@@ -3,13 +3,11 @@
 use anyhow::bail;
 use clap::Args;
 use muster_types::node::DrainRecord;
-use muster_types::operation::{OperationHandle, OperationState};
 
 use super::operation;
 use super::session::Session;
-use super::wait::{LongWaitOptions, PollTimer};
-use crate::api::Client;
-use crate::output::{Table, escape_control, or_dash};
+use super::wait::LongWaitOptions;
+use crate::output::{Table, or_dash};
 use crate::transfer::unless_interrupted;
 
 /// Arguments of `muster node drain`.
@@ -34,32 +32,14 @@ pub(super) async fn drain(session: &Session, arguments: Arguments) -> anyhow::Re
     let response = client.drain_node(&node, stop, dry_run).await?;
     let started = response.clone().value()?;
     session.show(response, forecast)?;
-    let (Some(operation), Some(timer)) = (started.operation, wait.timer()) else { return Ok(()) };
-    let consequence = || format!("the drain continues: cancel it with `muster node undrain {node}`");
-    unless_interrupted(wait_until_drained(client, &node, &operation, timer), consequence).await?;
+    let (Some(handle), Some(timer)) = (started.operation, wait.timer()) else { return Ok(()) };
+    let consequence = format!("the drain continues: cancel it with `muster node undrain {node}`");
+    let ended = operation::wait_until_complete(client, &handle, timer, &consequence);
+    if let Some(error) = unless_interrupted(ended, || consequence.clone()).await? {
+        bail!("node {node} is not empty: {error}");
+    }
     let record = client.node(&node).await?;
     session.confirm(&record, &format!("node {node} is drained"))
-}
-
-async fn wait_until_drained(
-    client: &Client,
-    node: &str,
-    handle: &OperationHandle,
-    mut timer: PollTimer,
-) -> anyhow::Result<()> {
-    loop {
-        let record = client.operation(handle.op_type.as_str(), &handle.op_uuid.to_string()).await?.value()?;
-        match record.state {
-            OperationState::Queued | OperationState::Executing => {}
-            OperationState::Complete => return Ok(()),
-            OperationState::Error | OperationState::Abort => {
-                bail!("node {node} is not empty: {}", escape_control(&operation::error(&record)))
-            }
-        }
-        if !timer.tick().await {
-            bail!("timed out; the drain continues: cancel it with `muster node undrain {node}`");
-        }
-    }
 }
 
 fn forecast(record: DrainRecord) -> Table {

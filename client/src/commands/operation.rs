@@ -1,14 +1,16 @@
 //! `muster operation`.
 
+use anyhow::bail;
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
-use muster_types::operation::{OperationRecord, OperationType};
+use muster_types::operation::{OperationHandle, OperationRecord, OperationState, OperationType};
 
 use super::metadata;
 use super::session::Session;
+use super::wait::PollTimer;
 use super::why;
-use crate::api::ObjectPath;
-use crate::output::{Table, or_dash};
+use crate::api::{Client, ObjectPath};
+use crate::output::{Table, escape_control, or_dash};
 use crate::time::format_utc;
 
 /// Commands for operations.
@@ -86,6 +88,28 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         }
         Command::DeleteMetadata { operation_type, uuid, item } => {
             metadata::delete(session, ObjectPath::Operation(&operation_type, &uuid), &item).await
+        }
+    }
+}
+
+/// Waits until an operation has ended. Returns why it failed, if it did.
+pub(super) async fn wait_until_complete(
+    client: &Client,
+    handle: &OperationHandle,
+    mut timer: PollTimer,
+    consequence: &str,
+) -> anyhow::Result<Option<String>> {
+    loop {
+        let record = client.operation(handle.op_type.as_str(), &handle.op_uuid.to_string()).await?.value()?;
+        match record.state {
+            OperationState::Queued | OperationState::Executing => {}
+            OperationState::Complete => return Ok(None),
+            OperationState::Error | OperationState::Abort => {
+                return Ok(Some(escape_control(&error(&record))));
+            }
+        }
+        if !timer.tick().await {
+            bail!("timed out; {consequence}");
         }
     }
 }

@@ -33,6 +33,7 @@ pub mod node_join;
 pub mod node_location;
 pub mod operation;
 pub mod quota;
+pub mod rebalance;
 pub mod rule;
 pub mod service_key;
 pub mod session;

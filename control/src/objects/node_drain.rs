@@ -13,7 +13,7 @@ use muster_types::node::{
     CordonReason, DrainOutcome, DrainRecord, DrainedInstance, NodeCordon, NodeRecord, NodeState,
 };
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
-use muster_types::operation::{OperationHandle, OperationState};
+use muster_types::operation::OperationHandle;
 use muster_types::time::now;
 use muster_types::{Error, Result};
 
@@ -21,16 +21,13 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::audit::with_caller;
 use crate::objects::instance::migrate::{self, MigrationPlan};
+use crate::objects::instance::migration_batch::{self, MigrationBatch, failure, is_temporary};
 use crate::objects::instance::placement;
-use crate::objects::{claim, instance, node};
-use crate::queue::{DrainNode, MigrateInstance, NewOperation, Operation as _};
+use crate::objects::node;
+use crate::queue::{DrainNode, NewOperation, Operation as _};
 
-/// The maximum number of instances that are migrated from a node at the same time.
-const MAX_MIGRATIONS: usize = 2;
 /// The number of failed migrations after which an instance stays, or is powered off if that is allowed.
 const MAX_FAILURES: usize = 3;
-/// Rolls the transaction of a forecast back.
-const FORECAST: &str = "a forecast changes nothing";
 
 fn object(id: NodeId) -> ObjectRef {
     ObjectRef::new(ObjectType::Node, id)
@@ -160,11 +157,6 @@ async fn instances_of(app: &App, id: NodeId) -> Result<Vec<InstanceRow>> {
     Ok(rows.into_iter().filter(|row| row.state != InstanceState::Error).collect())
 }
 
-/// Returns whether an instance can be migrated later.
-fn is_temporary(error: &Error) -> bool {
-    matches!(error, Error::NotReady(_) | Error::Unavailable(_) | Error::Contended)
-}
-
 /// Forecasts what happens to the instances of a node, in the order in which they are migrated.
 async fn forecast(app: &App, node: &NodeRow, stop: bool) -> Result<Vec<DrainedInstance>> {
     let mut plans = Vec::new();
@@ -176,42 +168,26 @@ async fn forecast(app: &App, node: &NodeRow, stop: bool) -> Result<Vec<DrainedIn
         };
         plans.push((row, planned));
     }
-    let mut forecasts = Vec::new();
-    let rolled_back: Result<()> = transaction!(app.store, |tx| {
-        forecasts.clear();
-        for (row, planned) in &plans {
-            forecasts.push(forecast_in(app, tx, row, planned).await?);
-        }
-        Err(Error::Conflict(FORECAST.into()).into())
-    });
-    match rolled_back {
-        Err(Error::Conflict(reason)) if reason == FORECAST => Ok(forecasts),
-        Err(error) => Err(error),
-        Ok(()) => Err(Error::Internal("a forecast was committed".into())),
-    }
-}
-
-/// Allocates the capacity of an instance on another node, as part of a transaction that is rolled back.
-async fn forecast_in(
-    app: &App,
-    tx: &mut Tx,
-    row: &InstanceRow,
-    planned: &Result<MigrationPlan>,
-) -> Result<DrainedInstance, TxError> {
-    let (outcome, node, reason) = match planned {
-        Err(error) if is_temporary(error) => (DrainOutcome::Wait, None, Some(error.to_string())),
-        Err(error) => (DrainOutcome::Blocked, None, Some(error.to_string())),
-        Ok(plan) => match plan.allocate_in(app, tx, &row.namespace).await? {
-            Ok(allocation) => {
-                // Only a few instances are on two nodes at the same time.
-                claim::refund_in(tx, &row.namespace, &allocation.allocated).await?;
-                (outcome(plan), Some(allocation.name), None)
-            }
-            Err(refused) => (DrainOutcome::Blocked, None, Some(placement::no_capacity(&refused).to_string())),
-        },
-    };
-    let (name, namespace) = (row.name.clone(), row.namespace.clone());
-    Ok(DrainedInstance { instance_uuid: row.id, name, namespace, outcome, node, reason })
+    let possible: Vec<_> =
+        plans.iter().filter_map(|(row, planned)| Some((row, planned.as_ref().ok()?))).collect();
+    let mut forecasts = migration_batch::forecast(app, &possible).await?.into_iter();
+    Ok(plans
+        .iter()
+        .map(|(row, planned)| {
+            let (outcome, node, reason) = match (planned, planned.is_ok().then(|| forecasts.next()).flatten())
+            {
+                (Ok(plan), Some(Ok(allocation))) => (outcome(plan), Some(allocation.name), None),
+                (Ok(_), refused) => {
+                    let refused = refused.and_then(Result::err).unwrap_or_default();
+                    (DrainOutcome::Blocked, None, Some(placement::no_capacity(&refused).to_string()))
+                }
+                (Err(error), _) if is_temporary(error) => (DrainOutcome::Wait, None, Some(error.to_string())),
+                (Err(error), _) => (DrainOutcome::Blocked, None, Some(error.to_string())),
+            };
+            let (name, namespace) = (row.name.clone(), row.namespace.clone());
+            DrainedInstance { instance_uuid: row.id, name, namespace, outcome, node, reason }
+        })
+        .collect())
 }
 
 fn outcome(plan: &MigrationPlan) -> DrainOutcome {
@@ -232,57 +208,33 @@ pub(crate) async fn migrate_instances(app: &App, id: NodeId) -> Result<()> {
         return Err(Error::NotReady("the node does not check in".into()));
     }
     let migrations = instance_migrations::list(&*app.store).await?;
-    let mut running = migrations.iter().filter(|migration| migration.source == id).count();
+    let mut batch = MigrationBatch::new(migrations.iter().filter(|migration| migration.source == id).count());
     // An instance may still arrive, by a migration that began before.
-    let mut is_waiting = migrations.iter().any(|migration| migration.source == id || migration.target == id);
-    let mut blocked = Vec::new();
+    if migrations.iter().any(|migration| migration.source == id || migration.target == id) {
+        batch.wait();
+    }
     for row in instances_of(app, id).await? {
-        if migrations.iter().any(|migration| migration.instance == row.id) {
-            continue;
-        }
-        if running >= MAX_MIGRATIONS {
-            is_waiting = true;
-            break;
-        }
-        match migrate_instance(app, &row, &cordon).await {
-            Ok(()) => {
-                running += 1;
-                is_waiting = true;
-            }
-            Err(error) if is_temporary(&error) => is_waiting = true,
-            Err(error) => blocked.push((row, error)),
+        if migrations.iter().all(|migration| migration.instance != row.id) {
+            batch.start(&row, migrate_instance(app, &row, &cordon)).await;
         }
     }
-    if is_waiting {
-        return Err(Error::NotReady("instances of the node are being migrated".into()));
-    }
-    if blocked.is_empty() {
-        app.events.record(Event::new(EventType::Status, object(id), "drained"));
-        return Ok(());
-    }
-    let list: Vec<String> =
-        blocked.iter().map(|(row, error)| format!("{} ({}): {error}", row.name, row.id)).collect();
-    Err(Error::Conflict(format!("{} instances stay on the node: {}", list.len(), list.join("; "))))
+    batch.finish()?;
+    app.events.record(Event::new(EventType::Status, object(id), "drained"));
+    Ok(())
 }
 
 /// Starts the migration of an instance.
-async fn migrate_instance(app: &App, row: &InstanceRow, cordon: &NodeCordon) -> Result<()> {
-    let failures: Vec<OperationRow> = operations::of_target(&*app.store, &instance::object(row.id))
-        .await?
-        .into_iter()
-        .filter(|operation| operation.name == MigrateInstance::KIND.name && operation.created >= cordon.since)
-        .filter(|operation| matches!(operation.state, OperationState::Error | OperationState::Abort))
-        .collect();
+async fn migrate_instance(app: &App, row: &InstanceRow, cordon: &NodeCordon) -> Result<bool> {
+    let failures = migration_batch::failed_since(app, row.id, cordon.since).await?;
     let plan = if failures.len() < MAX_FAILURES {
         plan(app, row, cordon.stop).await?
     } else if cordon.stop && is_active(row) && failures.len() < 2 * MAX_FAILURES {
         migrate::plan(app, row, None, true).await?
     } else {
-        let last = failures.iter().filter_map(|operation| operation.error_report.as_ref()).next_back();
-        let reason = last.map_or("it was cancelled", |report| report.message.as_str());
+        let reason = failures.first().map_or("", failure);
         return Err(Error::Conflict(format!("its migration failed {} times: {reason}", failures.len())));
     };
     let caller = Caller::daemon("drain");
     migrate::begin(app, &caller, row, &plan, MigrationSettings::default()).await?;
-    Ok(())
+    Ok(true)
 }

@@ -4,7 +4,8 @@ use super::step::Implementation;
 use super::{
     clean_namespace, clean_network, convert_image, create_instance, create_network, delete_instance,
     delete_namespace, delete_network, drain_node, evacuate_instance, fetch_artifact, migrate_instance,
-    plug_interface, prepare_migration, release_instance, snapshot_instance, start_instance,
+    plug_interface, prepare_migration, rebalance_cluster, release_instance, snapshot_instance,
+    start_instance,
 };
 
 /// Every operation that a worker can run.
@@ -22,6 +23,7 @@ pub static IMPLEMENTATIONS: &[Implementation] = &[
     prepare_migration::IMPLEMENTATION,
     migrate_instance::IMPLEMENTATION,
     drain_node::IMPLEMENTATION,
+    rebalance_cluster::IMPLEMENTATION,
     release_instance::IMPLEMENTATION,
     plug_interface::IMPLEMENTATION,
     snapshot_instance::IMPLEMENTATION,

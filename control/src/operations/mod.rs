@@ -23,6 +23,7 @@ mod lane_slots;
 mod migrate_instance;
 mod plug_interface;
 mod prepare_migration;
+mod rebalance_cluster;
 mod release_instance;
 mod snapshot_instance;
 mod start_instance;

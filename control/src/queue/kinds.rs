@@ -3,6 +3,7 @@
 use muster_types::ids::{ArtifactId, BlobId, InterfaceId, NodeId};
 use muster_types::migration::{MigrationMode, MigrationSettings};
 use muster_types::operation::OperationType;
+use muster_types::rebalance::PlannedMove;
 use serde::{Deserialize, Serialize};
 
 use super::operation::{Lane, Operation, OperationKind};
@@ -65,6 +66,9 @@ operations! {
     } = Instance, Vm, "migrate_instance", false, ["instance_migrate", "instance_remove_source"];
     /// Migrates the instances of a node to other nodes.
     DrainNode {} = Node, Quick, "drain_node", false, ["node_migrate_instances"];
+    /// Migrates instances from full nodes to empty ones.
+    RebalanceCluster { moves: Vec<PlannedMove> } = Node, Quick, "rebalance_cluster", false,
+        ["cluster_migrate_instances"];
     /// Releases everything of an instance whose creation ended without a result.
     ReleaseInstance { reason: String } = Instance, Vm, "release_instance", false, ["instance_release"];
     /// Adds an interface to the VM of an instance.

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::health;
 use crate::objects::agent_operation::end::expire_overdue;
+use crate::objects::rebalance;
 
 /// Every periodic task, in the order in which the maintainer runs its own.
 pub static TASKS: &[Task] = &[
@@ -238,6 +239,16 @@ pub static TASKS: &[Task] = &[
         run: Run::Pass(|app| Box::pin(async { key_sweep::run(app).await.map(|_| false) })),
     },
     Task {
+        name: "rebalance",
+        runs_on: RunsOn::Maintainer,
+        interval: rebalance_interval,
+        last_run: Some("SCHEDULED_TASK_LAST_RUN_REBALANCE"),
+        purpose: "migrates instances from full nodes to empty ones, if REBALANCE_INTERVAL is set",
+        run: Run::CancellablePass(|app| {
+            Box::pin(async { rebalance::run_periodically(app).await.map(|()| false) })
+        }),
+    },
+    Task {
         name: "event prune",
         runs_on: RunsOn::Maintainer,
         interval: |settings| Duration::from_secs(settings.event_prune_interval),
@@ -271,6 +282,14 @@ fn quarantine_interval(settings: &Settings) -> Duration {
         .clamp(Duration::from_secs(1), Duration::from_secs(60))
 }
 
+/// Returns `REBALANCE_INTERVAL`, or an interval that never ends if it is not set.
+fn rebalance_interval(settings: &Settings) -> Duration {
+    match settings.rebalance_interval {
+        0 => Duration::MAX,
+        seconds => Duration::from_secs(seconds),
+    }
+}
+
 fn repair_interval(settings: &Settings) -> Duration {
     delay_quarter(settings, MAX_REPAIR_INTERVAL)
 }
@@ -291,6 +310,13 @@ mod tests {
         let names: HashSet<_> = TASKS.iter().map(|task| task.name).collect();
         assert_eq!(names.len(), TASKS.len());
         assert!(TASKS.iter().all(|task| !task.purpose.is_empty()));
+    }
+
+    #[test]
+    fn rebalancing_is_periodic_only_with_its_setting() {
+        assert_eq!(rebalance_interval(&Settings::defaults()), Duration::MAX);
+        let settings = Settings::from_pairs(&[("REBALANCE_INTERVAL", "3600")]).unwrap();
+        assert_eq!(rebalance_interval(&settings), Duration::from_secs(3600));
     }
 
     #[test]

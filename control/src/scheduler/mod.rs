@@ -18,6 +18,7 @@ mod ledger;
 mod node_facts;
 mod outcome;
 mod policy;
+mod rebalance;
 mod reject_reason;
 mod request;
 
@@ -32,4 +33,7 @@ pub use ledger::{CapacityDenied, commit_capacity, release_capacity};
 pub use node_facts::NodeFacts;
 pub use outcome::{PlacementOutcome, PlacementRefusal, StageReport};
 pub use policy::SchedulerPolicy;
+pub use rebalance::{
+    BalancedInstance, BalancedNode, MAX_SPREAD, RebalanceStep, Rebalancer, is_balanceable, spread,
+};
 pub use request::{PlacementRequest, StorageRequest};

@@ -531,6 +531,7 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     ("POST", "/admin/invitations", "node.write", [401, 401, 401, 401, 401, 401, 409]),
     ("POST", "/admin/invitations/redeem", "", [404, 404, 404, 404, 404, 404, 404]),
     ("GET", "/admin/locks", "admin.read", [401, 401, 401, 401, 401, 401, 200]),
+    ("POST", "/admin/rebalance", "admin.write", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/admin/resources", "admin.read", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/admin/upgrade", "admin.read", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/admin/vditokenpubkey", "admin.read", [401, 401, 401, 401, 401, 401, 200]),

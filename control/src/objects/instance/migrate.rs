@@ -59,7 +59,7 @@ pub(crate) struct MigrationPlan {
 
 impl MigrationPlan {
     /// Allocates capacity from the first candidate that has it, or returns the reasons of all.
-    pub(crate) async fn allocate_in(
+    async fn allocate_in(
         &self,
         app: &App,
         tx: &mut Tx,
@@ -67,6 +67,29 @@ impl MigrationPlan {
     ) -> Result<Result<Allocation, RefusedNodes>, TxError> {
         placement::allocate_in(app, tx, namespace, &self.request, &self.candidates).await
     }
+
+    /// Allocates capacity as part of a transaction that is rolled back. The claim of the namespace is not charged.
+    pub(crate) async fn forecast_in(
+        &self,
+        app: &App,
+        tx: &mut Tx,
+        row: &InstanceRow,
+    ) -> Result<Result<Allocation, RefusedNodes>, TxError> {
+        let allocation = self.allocate_in(app, tx, &row.namespace).await?;
+        if let Ok(allocation) = &allocation {
+            // Only a few instances are on two nodes at the same time.
+            claim::refund_in(tx, &row.namespace, &allocation.allocated).await?;
+        }
+        Ok(allocation)
+    }
+}
+
+/// Returns whether nothing about an instance itself prevents its migration while it runs.
+pub(crate) fn is_live_migratable(row: &InstanceRow) -> bool {
+    row.power_state == PowerState::On
+        && require_created(row).is_ok()
+        && require_local(row).is_ok()
+        && mode(row, false).is_ok()
 }
 
 /// Reserves capacity on the target of a migration, and queues its operations. Returns the one that completes last.
@@ -99,11 +122,7 @@ pub(crate) async fn plan(
     stop: bool,
 ) -> Result<MigrationPlan> {
     require_created(row)?;
-    if row.spec.storage == StorageType::Shared {
-        return Err(Error::Conflict(
-            "its disks are on shared storage, which migration does not support yet".into(),
-        ));
-    }
+    require_local(row)?;
     let source = node_row(app, row).await?;
     lost::require_reachable(&source)?;
     let (mode, restart) = mode(row, stop)?;
@@ -182,6 +201,15 @@ pub(crate) async fn require_not_migrating(app: &App, id: InstanceId) -> Result<(
     }
 }
 
+fn require_local(row: &InstanceRow) -> Result<()> {
+    match row.spec.storage {
+        StorageType::Local => Ok(()),
+        StorageType::Shared => Err(Error::Conflict(
+            "its disks are on shared storage, which migration does not support yet".into(),
+        )),
+    }
+}
+
 fn check_settings(settings: &MigrationSettings) -> Result<()> {
     let check = |name: &str, value: Option<u64>, max: u64| match value {
         Some(value) if !(1..=max).contains(&value) => {
@@ -222,7 +250,7 @@ fn device_version(version: &str) -> Vec<&str> {
 }
 
 /// Returns why a VM cannot be migrated from one node to another, whatever it is.
-fn check_target(source: &NodeRow, target: &NodeRow, mode: MigrationMode) -> Result<(), String> {
+pub(crate) fn check_target(source: &NodeRow, target: &NodeRow, mode: MigrationMode) -> Result<(), String> {
     let (from, to) = (&source.identity.name, &target.identity.name);
     if source.identity.id == target.identity.id {
         return Err(format!("the instance is on node {to} already"));

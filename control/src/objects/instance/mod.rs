@@ -17,6 +17,7 @@ pub mod image;
 pub mod incoming;
 pub(crate) mod lost;
 pub mod migrate;
+pub(crate) mod migration_batch;
 pub(crate) mod outgoing;
 pub(crate) mod place_again;
 pub mod placement;

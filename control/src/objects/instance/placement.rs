@@ -40,7 +40,14 @@ pub(crate) struct Candidates {
 
 /// Returns what an instance needs that is placed again. The node that its creation requested is not required: it is lost.
 pub(crate) async fn request_again(app: &App, row: &InstanceRow) -> Result<PlacementRequest> {
-    let metadata = metadata::get(&*app.store, ObjectType::Instance, &row.id.to_string()).await?;
+    request_of(row, &metadata::get(&*app.store, ObjectType::Instance, &row.id.to_string()).await?)
+}
+
+/// Returns what an instance with this metadata needs, on any node.
+pub(crate) fn request_of(
+    row: &InstanceRow,
+    metadata: &serde_json::Map<String, serde_json::Value>,
+) -> Result<PlacementRequest> {
     let affinity = metadata.get("affinity").map(parse_affinity).transpose()?;
     Ok(PlacementRequest {
         cpus: row.spec.cpus,
