@@ -349,3 +349,26 @@ async fn lost_target_ends_the_migration() {
         "{messages:?}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusal_names_why_no_other_node_takes_the_instance() {
+    let migration = Migration::new().await;
+    migration.cluster.start_maintenance("sim-2").await;
+    let refused = migration.post("/migrate", json!({})).await;
+    assert_eq!(refused.status, 507, "{}", refused.text);
+    let expected = "no other node can take the instance: node sim-2: it is in maintenance";
+    assert!(refused.text.contains(expected), "{}", refused.text);
+    migration.cluster.lose_node("sim-2").await;
+    let refused = migration.post("/migrate", json!({})).await;
+    assert_eq!(refused.status, 507, "{}", refused.text);
+    assert!(refused.text.contains("node sim-2: its state is missing"), "{}", refused.text);
+
+    // As if the cluster had a single node.
+    migration.update("UPDATE nodes SET state = 'deleted' WHERE name = ?", &["sim-2".into()]).await;
+    let refused = migration.post("/migrate", json!({})).await;
+    assert_eq!(refused.status, 409, "{}", refused.text);
+    let expected =
+        "there is no other node that could take the instance: sim-1 is the only node that runs instances";
+    assert!(refused.text.contains(expected), "{}", refused.text);
+    assert_eq!(migration.show().await["node"], "sim-1");
+}

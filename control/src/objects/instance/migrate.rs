@@ -13,6 +13,7 @@ use muster_types::instance::PowerState;
 use muster_types::migration::{MigrationMode, MigrationSettings, SwitchOver};
 use muster_types::node::NodeState;
 use muster_types::operation::{OperationHandle, OperationRecord};
+use muster_types::scheduling::SchedulingStage;
 use muster_types::shared_storage::StorageType;
 use muster_types::spec::DiskBus;
 use muster_types::{Error, Result};
@@ -140,12 +141,19 @@ pub(crate) async fn plan(
     if let Some(target) = target {
         check_target(&source, target, mode).map_err(Error::Conflict)?;
     }
+    let nodes = nodes::list(&*app.store).await?;
+    let others = other_nodes(&source, &nodes);
+    if others.is_empty() {
+        let name = &source.identity.name;
+        return Err(Error::Conflict(format!(
+            "there is no other node that could take the instance: {name} is the only node that runs instances"
+        )));
+    }
     let request = PlacementRequest {
         required_node: target.map(|target| target.identity.id),
         ..placement::request_again(app, row).await?
     };
     let mut candidates = placement::find_uncached(app, &row.namespace, &request).await?;
-    let nodes = nodes::list(&*app.store).await?;
     let mut reasons = Vec::new();
     candidates.retain(|id| {
         let Some(node) = nodes.iter().find(|node| node.identity.id == id) else { return false };
@@ -155,6 +163,16 @@ pub(crate) async fn plan(
     });
     match candidates.nodes() {
         Err(_) if !reasons.is_empty() => Err(Error::Conflict(reasons.join("; "))),
+        // The source was the only candidate.
+        Err(Error::Unschedulable { stage: stage @ SchedulingStage::CapacityGuard, transient, .. }) => {
+            let reasons = others.iter().filter_map(|node| {
+                let reason = refusal(node, &candidates)?;
+                Some(format!("node {}: {reason}", node.identity.name))
+            });
+            let reasons = reasons.collect::<Vec<_>>().join("; ");
+            let text = format!("no other node can take the instance: {reasons}");
+            Err(Error::Unschedulable { text, stage, transient })
+        }
         Err(error) => Err(error),
         Ok(_) => Ok(MigrationPlan { mode, restart, source, request, candidates }),
     }
@@ -198,6 +216,20 @@ pub(crate) async fn require_not_migrating(app: &App, id: InstanceId) -> Result<(
         Some(_) => Err(Error::Conflict(
             "the instance is being migrated: wait for it, or cancel it with `muster instance cancel-migration`".into(),
         )),
+    }
+}
+
+/// Returns the nodes besides the source of a migration that run instances, whatever their state.
+fn other_nodes<'a>(source: &NodeRow, nodes: &'a [NodeRow]) -> Vec<&'a NodeRow> {
+    let others = nodes.iter().filter(|node| node.identity.id != source.identity.id);
+    others.filter(|node| node.identity.is_hypervisor && node.state != NodeState::Deleted).collect()
+}
+
+/// Returns why the scheduler did not propose a node.
+fn refusal(node: &NodeRow, candidates: &Candidates) -> Option<String> {
+    match node.state {
+        NodeState::Created => candidates.dropped(&node.identity.name).map(str::to_owned),
+        state => Some(format!("its state is {state}")),
     }
 }
 

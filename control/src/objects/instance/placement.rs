@@ -125,6 +125,12 @@ impl Candidates {
         }
     }
 
+    /// Returns why a stage dropped a node.
+    pub(crate) fn dropped(&self, node: &str) -> Option<&str> {
+        let mut dropped = self.outcome.stages.iter().flat_map(|report| &report.dropped);
+        dropped.find(|(name, _)| name == node).map(|(_, reason)| reason.as_str())
+    }
+
     fn refused_everywhere(&self, reason: &str) -> RefusedNodes {
         let all = self.outcome.result.iter().flatten().take(MAX_CANDIDATES);
         all.filter_map(|node| Some((self.facts(*node)?.name.clone(), reason.to_owned()))).collect()
