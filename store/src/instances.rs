@@ -1,6 +1,7 @@
 //! Rows of instances. See docs/decisions/0018.
 
 mod details;
+mod placement;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,6 @@ use muster_types::instance::{
     RestartPolicy, SideChannel, manual_restart,
 };
 use muster_types::node::NodeState;
-use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::OperationHandle;
 use muster_types::shared_storage::{StorageType, local_storage};
 use muster_types::spec::VideoSpec;
@@ -21,7 +21,6 @@ use muster_types::time::now;
 use muster_types::vm::ConsolePorts;
 use serde::{Deserialize, Serialize};
 
-use super::instance_migrations::MigrationRow;
 use super::nodes::NodeRow;
 use super::{
     FAILED_LAST, Json, Read, Select as _, StoreError, Tx, Union, Value, columns, params, placeholders,
@@ -29,6 +28,10 @@ use super::{
 };
 
 pub use details::{InstanceDetails, details};
+pub use placement::{
+    awaiting_creation, clear_committed, clear_node, committed_of, lock_awaiting_creation, lock_placed,
+    move_to_target, place_again, ports, reserve_generation, set_node, set_ports,
+};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct InstanceRow {
@@ -246,41 +249,6 @@ pub async fn on_deleted_nodes(mut db: impl Read) -> Result<Vec<NodeRow>, StoreEr
     db.select(tail, &[]).await
 }
 
-/// The condition that the creation or evacuation of an instance on a node has not started: it is queued with no step complete.
-const AWAITING_CREATION: &str = "node_uuid = ? AND state IN ('initial', 'preflight') \
-    AND EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid \
-    AND name IN ('create_instance', 'evacuate_instance') AND state = 'queued' AND step = 0) \
-    AND NOT EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid \
-    AND state = 'executing')";
-
-/// Returns the instances on a node whose creation or evacuation has not started. The capacity of the node limits their number.
-pub async fn awaiting_creation(db: impl Read, node: NodeId) -> Result<Vec<InstanceRow>, StoreError> {
-    rows(db, &format!("{AWAITING_CREATION} ORDER BY created, uuid"), params![node]).await
-}
-
-/// Locks an instance on a node and its operations until the transaction ends. Returns whether its creation or evacuation has
-/// not started.
-pub async fn lock_awaiting_creation(tx: &mut Tx, id: InstanceId, node: NodeId) -> Result<bool, StoreError> {
-    let target = ObjectRef::new(ObjectType::Instance, id);
-    let sql = "UPDATE operations SET version = version + 1 WHERE target_type = ? AND target_id = ?";
-    tx.execute(sql, params![target.object_type, &target.id]).await?;
-    let sql = format!("UPDATE instances SET version = version + 1 WHERE uuid = ? AND {AWAITING_CREATION}");
-    Ok(tx.execute(&sql, params![id, node]).await? == 1)
-}
-
-/// Places an instance on a node, with its committed capacity.
-pub async fn set_node(
-    tx: &mut Tx,
-    id: InstanceId,
-    node: NodeId,
-    committed: Capacity,
-) -> Result<(), StoreError> {
-    let sql = "UPDATE instances SET node_uuid = ?, claimed_cpus = ?, claimed_memory = ?, claimed_disk = ?, \
-               version = version + 1 WHERE uuid = ?";
-    tx.execute(sql, params![node, committed.cpus, committed.memory_mb, committed.disk_gb, id]).await?;
-    Ok(())
-}
-
 /// Returns the instances that wait for an artifact.
 pub async fn awaiting(mut db: impl Read, artifact: ArtifactId) -> Result<Vec<InstanceId>, StoreError> {
     let sql = "SELECT uuid FROM instances WHERE state IN ('initial', 'preflight') AND spec LIKE ? LIMIT 100";
@@ -338,15 +306,6 @@ pub async fn lock(tx: &mut Tx, id: InstanceId, states: &[InstanceState]) -> Resu
 pub async fn lock_undeleted(tx: &mut Tx, id: InstanceId) -> Result<bool, StoreError> {
     let sql = "UPDATE instances SET version = version + 1 WHERE uuid = ? AND state <> 'deleted'";
     Ok(tx.execute(sql, params![id]).await? == 1)
-}
-
-/// Locks an instance until the transaction ends. Returns whether it is still placed as when `row` was read: on the same node
-/// under the same generation. A daemon must not record anything about its VM otherwise. See docs/decisions/0052.
-pub async fn lock_placed(tx: &mut Tx, row: &InstanceRow) -> Result<bool, StoreError> {
-    let sql = "UPDATE instances SET version = version + 1 \
-               WHERE uuid = ? AND COALESCE(node_uuid, '') = ? AND generation = ?";
-    let node = row.node.map_or_else(String::new, |node| node.to_string());
-    Ok(tx.execute(sql, params![row.id, node, row.generation]).await? == 1)
 }
 
 /// Changes the state of an instance if it is still `from`.
@@ -467,124 +426,6 @@ pub async fn set_agent(tx: &mut Tx, row: &InstanceRow, agent: &AgentStatus) -> R
     let AgentStatus { state, start_time, system_boot_time } = agent;
     let values = params![state, *start_time, *system_boot_time, row.id, row.node, row.generation];
     Ok(tx.execute(sql, values).await? == 1)
-}
-
-/// Clears the committed capacity of an instance, which stays on its node.
-pub async fn clear_committed(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
-    tx.execute(
-        "UPDATE instances SET claimed_cpus = 0, claimed_memory = 0, claimed_disk = 0, version = version + 1 \
-         WHERE uuid = ?",
-        params![id],
-    )
-    .await?;
-    Ok(())
-}
-
-/// Returns the sum of the capacity that is committed to the instances of a namespace.
-pub async fn committed_of(mut db: impl Read, namespace: &str) -> Result<Capacity, StoreError> {
-    let (cpus, memory_mb, disk_gb) = db
-        .fetch_one(
-            "SELECT CAST(COALESCE(SUM(claimed_cpus), 0) AS SIGNED), CAST(COALESCE(SUM(claimed_memory), 0) AS SIGNED), \
-             CAST(COALESCE(SUM(claimed_disk), 0) AS SIGNED) FROM instances WHERE namespace = ?",
-            params![namespace],
-        )
-        .await?;
-    Ok(Capacity { cpus, memory_mb, disk_gb })
-}
-
-/// The next generation, which no VM of the instance has, not even one of a failed migration.
-const NEXT_GENERATION: &str =
-    "CASE WHEN reserved_generation > generation THEN reserved_generation ELSE generation END + 1";
-
-/// Reserves the next generation for a migration of a created instance, and locks the instance until the transaction ends.
-/// Returns `None` if the instance was placed again since `row` was read.
-pub async fn reserve_generation(tx: &mut Tx, row: &InstanceRow) -> Result<Option<i64>, StoreError> {
-    let sql = format!(
-        "UPDATE instances SET reserved_generation = {NEXT_GENERATION}, version = version + 1 \
-         WHERE uuid = ? AND generation = ? AND node_uuid = ? AND state = 'created'"
-    );
-    if tx.execute(&sql, params![row.id, row.generation, row.node]).await? != 1 {
-        return Ok(None);
-    }
-    let sql = "SELECT reserved_generation FROM instances WHERE uuid = ?";
-    tx.fetch_one(sql, params![row.id]).await.map(Some)
-}
-
-/// Moves a created instance to the target of its migration, if it is still on the source and was not placed again.
-pub async fn move_to_target(tx: &mut Tx, migration: &MigrationRow) -> Result<bool, StoreError> {
-    let sql = "UPDATE instances SET node_uuid = ?, generation = ?, version = version + 1 WHERE uuid = ? \
-               AND node_uuid = ? AND generation < ? AND reserved_generation = ? AND state = 'created'";
-    let (id, generation) = (migration.instance, migration.generation);
-    let values = params![migration.target, generation, id, migration.source, generation, generation];
-    Ok(tx.execute(sql, values).await? == 1)
-}
-
-/// Removes an instance from its node. A VM that the node still has is stale from now on.
-pub async fn clear_node(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
-    let sql = format!(
-        "UPDATE instances SET node_uuid = NULL, generation = {NEXT_GENERATION}, version = version + 1 WHERE uuid = ?"
-    );
-    tx.execute(&sql, params![id]).await?;
-    Ok(())
-}
-
-/// Places an instance on another node under the next generation, if it has not been placed again since `row` was read.
-pub async fn place_again(
-    tx: &mut Tx,
-    row: &InstanceRow,
-    node: NodeId,
-    committed: &Capacity,
-) -> Result<bool, StoreError> {
-    let sql = format!(
-        "UPDATE instances SET node_uuid = ?, generation = {NEXT_GENERATION}, claimed_cpus = ?, claimed_memory = ?, \
-         claimed_disk = ?, version = version + 1 WHERE uuid = ? AND generation = ? AND node_uuid = ?"
-    );
-    let values = params![
-        node,
-        committed.cpus,
-        committed.memory_mb,
-        committed.disk_gb,
-        row.id,
-        row.generation,
-        row.node
-    ];
-    Ok(tx.execute(&sql, values).await? == 1)
-}
-
-/// Returns the ports of a node that are in use.
-pub async fn ports(mut db: impl Read, node: NodeId) -> Result<Vec<u16>, StoreError> {
-    db.fetch("SELECT port FROM instance_ports WHERE node_uuid = ?", params![node]).await
-}
-
-/// Replaces the ports of an instance. Returns `false` if another instance has one of them.
-pub async fn set_ports(
-    tx: &mut Tx,
-    id: InstanceId,
-    node: NodeId,
-    ports: Option<ConsolePorts>,
-) -> Result<bool, StoreError> {
-    tx.execute("DELETE FROM instance_ports WHERE instance_uuid = ?", params![id]).await?;
-    let all: Vec<u16> = ports
-        .map(|ports| [ports.console, ports.vdi].into_iter().chain(ports.vdi_tls).collect())
-        .unwrap_or_default();
-    for port in all {
-        let sql = "INSERT INTO instance_ports (node_uuid, port, instance_uuid) VALUES (?, ?, ?)";
-        match tx.execute(sql, params![node, port, id]).await {
-            Err(StoreError::Duplicate(_)) => return Ok(false),
-            inserted => inserted?,
-        };
-    }
-    tx.execute(
-        "UPDATE instances SET console_port = ?, vdi_port = ?, vdi_tls_port = ?, version = version + 1 WHERE uuid = ?",
-        params![
-            ports.map(|ports| ports.console),
-            ports.map(|ports| ports.vdi),
-            ports.and_then(|ports| ports.vdi_tls),
-            id
-        ],
-    )
-    .await?;
-    Ok(true)
 }
 
 pub async fn set_operation(
