@@ -350,6 +350,8 @@ fn describe_parameter(parameter: &mut Parameter) {
         "operation_uuid" => "UUID of the operation.",
         "path" => "The label, or namespace and label separated by a slash.",
         "rule" => "Name of the mapping rule.",
+        "webhook" => "Name of the webhook.",
+        "delivery" => "UUID of the delivery.",
         "upload_uuid" => "UUID of the upload.",
         _ => return,
     };

@@ -39,7 +39,7 @@ use routes::{
     admin, agent_operations, agent_program, agent_terminal, artifacts, blobs, claims, console_tickets, docs,
     event_streams, exchanges, explanations, health, instance_console, instance_fencing, instance_migration,
     instance_power, instances, interfaces, invitations, issuers, keys, labels, login, namespaces, networks,
-    node_drain, nodes, operations, quotas, rebalance, root, rules, sessions, trusts, ui, uploads,
+    node_drain, nodes, operations, quotas, rebalance, root, rules, sessions, trusts, ui, uploads, webhooks,
 };
 pub use server::{Listener, Tls, serve};
 pub use table::{Access, RouteInfo};
@@ -95,6 +95,12 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "rule", handlers!(rules::list_events));
     table.add(Token, "rule", handlers!(rules::metadata::list, rules::metadata::create));
     table.add(Token, "rule", handlers!(rules::metadata::update, rules::metadata::delete));
+    table.add(Token, "webhook", handlers!(webhooks::list, webhooks::create));
+    table.add(Token, "webhook", handlers!(webhooks::get, webhooks::update, webhooks::delete));
+    table.add(Token, "webhook", handlers!(webhooks::rotate_secret));
+    table.add(Token, "webhook", handlers!(webhooks::test));
+    table.add(Token, "webhook", handlers!(webhooks::list_deliveries));
+    table.add(Token, "webhook", handlers!(webhooks::redeliver));
     table.add(Admin, "issuer", handlers!(issuers::list, issuers::create));
     table.add(Admin, "issuer", handlers!(issuers::get, issuers::update, issuers::delete));
     table.add(Admin, "issuer", handlers!(issuers::list_events));

@@ -17,7 +17,7 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore}
 use crate::auth::Caller;
 use crate::auth::console_key::ConsoleKey;
 use crate::auth::identity::IdentityVerifier;
-use crate::auth::response_cipher::ResponseCipher;
+use crate::auth::row_cipher::{CipherPurpose, RowCipher};
 use crate::auth::secrets::Secrets;
 use crate::auth::tokens::AccessTokens;
 use crate::events::{EventBudget, Events};
@@ -25,8 +25,9 @@ use crate::health::Health;
 use crate::peer::Peers;
 use crate::queue::Queue;
 use crate::state::{
-    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, EventStreams, InstanceLocks, NetworkNotifier,
-    NodeCache, NodeSilences, OwnedLeases, PlacementCache, StateCountsCache, TerminalSessions, UploadLocks,
+    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, EventFollower, EventStreams, InstanceLocks,
+    NetworkNotifier, NodeCache, NodeSilences, OwnedLeases, PlacementCache, StateCountsCache,
+    TerminalSessions, UploadLocks,
 };
 use muster_store::Store;
 use muster_store::leases::LeaseOwner;
@@ -45,7 +46,11 @@ pub struct App {
     pub secrets: Secrets,
     pub tokens: AccessTokens,
     /// Encrypts the responses that are kept for repeated requests.
-    pub response_cipher: ResponseCipher,
+    pub response_cipher: RowCipher,
+    /// Encrypts the secrets of webhooks.
+    pub(crate) webhook_cipher: RowCipher,
+    /// The events that were queued for webhooks, while this daemon is the maintainer.
+    pub(crate) webhook_events: tokio::sync::Mutex<Option<EventFollower>>,
     /// Verifies the tokens of trusted issuers.
     pub identities: IdentityVerifier,
     pub health: Arc<Health>,
@@ -110,7 +115,9 @@ impl App {
             lease_owner: LeaseOwner::new(events.node()),
             secrets: Secrets::new(seed),
             tokens: AccessTokens::new(seed, &settings.zone, settings.api_token_duration),
-            response_cipher: ResponseCipher::new(seed),
+            response_cipher: RowCipher::new(seed, CipherPurpose::Responses),
+            webhook_cipher: RowCipher::new(seed, CipherPurpose::WebhookSecrets),
+            webhook_events: tokio::sync::Mutex::default(),
             identities: IdentityVerifier::new(&settings, &events),
             health: Arc::default(),
             changes: Arc::default(),

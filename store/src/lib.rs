@@ -57,6 +57,8 @@ pub mod trusts;
 mod union;
 pub mod uploads;
 mod value;
+pub mod webhook_deliveries;
+pub mod webhooks;
 
 use aws_lc_rs::digest;
 

@@ -255,7 +255,7 @@ pub async fn releases(mut db: impl Read) -> Result<Vec<NodeRelease>, StoreError>
 }
 
 /// Returns the names of the nodes whose daemon may be running with an older schema version.
-pub(crate) async fn with_older_schema(mut db: impl Read, version: i64) -> Result<Vec<String>, StoreError> {
+pub async fn with_older_schema(mut db: impl Read, version: i64) -> Result<Vec<String>, StoreError> {
     let sql = "SELECT name FROM nodes WHERE state IN ('created', 'stopping', 'missing') \
                AND (schema_version < ? OR schema_epoch <> epoch) ORDER BY name";
     db.fetch(sql, params![version]).await

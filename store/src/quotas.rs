@@ -120,6 +120,7 @@ fn usage_of(namespace: &str, name: QuotaName) -> Option<(String, Vec<Value>)> {
              AND relationship = 'version' JOIN blobs ON blobs.uuid = target_id \
              WHERE artifacts.namespace = ? AND artifacts.state <> 'deleted'"
         }
+        QuotaName::Webhooks => "SELECT COUNT(*) FROM webhooks WHERE namespace = ?",
         QuotaName::Instances | QuotaName::Cpus | QuotaName::MemoryMb | QuotaName::DiskGb => return None,
     };
     Some((sql.to_owned(), values))

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use muster_types::{
     address, agent_operation, artifact, blob, event, idempotency, ids, instance, interface, issuer, key,
-    namespace, network, node, object, operation, quota, rule, session,
+    namespace, network, node, object, operation, quota, rule, session, webhook,
 };
 
 use crate::error::StoreError;
@@ -77,6 +77,8 @@ impl_text_value!(
     ids::AgentOperationId,
     ids::IssuerId,
     ids::RuleId,
+    ids::WebhookId,
+    ids::DeliveryId,
     agent_operation::AgentOperationState,
     agent_operation::ExpiryReason,
     artifact::ArtifactState,
@@ -102,6 +104,7 @@ impl_text_value!(
     rule::RuleState,
     session::TicketPurpose,
     idempotency::IdempotencyState,
+    webhook::DeliveryState,
 );
 
 fn parse<T: FromStr>(value: Value) -> Result<T, Value> {

@@ -32,6 +32,11 @@ fn body(method: &str, path: &str, fixture: &Fixture) -> Option<Value> {
             rule.as_object_mut().unwrap().remove("name");
             rule
         }
+        ("POST", "/auth/namespaces/{namespace}/webhooks") => {
+            json!({"name": "another", "url": "https://hooks.invalid"})
+        }
+        ("PUT", "/auth/namespaces/{namespace}/webhooks/{webhook}") => json!({"url": "https://hooks.invalid"}),
+        ("POST", "/auth/namespaces/{namespace}/webhooks/{webhook}/rotate-secret") => json!({"overlap": 60}),
         ("POST", "/auth/issuers") => crate::federation::issuer_request("another"),
         ("PUT", "/auth/issuers/{name}") => crate::federation::issuer_request("fresh"),
         ("POST", "/instances/{instance_ref}/migrate") => json!({"auto_converge": true}),
@@ -90,6 +95,7 @@ struct Fixture {
     upload: String,
     agent_operation: String,
     claim: String,
+    delivery: String,
 }
 
 /// Creates a separate cluster for one route, so that rows do not affect each other.
@@ -133,6 +139,14 @@ async fn fixture(path: &str) -> Fixture {
         for (path, request) in prerequisites {
             assert_eq!(cluster.call(&tokens[6], Method::POST, path, Some(request)).await.status, 200);
         }
+    }
+    let mut delivery = String::new();
+    if path.contains("/webhooks") {
+        let (path, request) =
+            ("/auth/namespaces/alpha/webhooks", json!({"name": "hook", "url": "https://hooks.invalid"}));
+        assert_eq!(cluster.call(&tokens[6], Method::POST, path, Some(request)).await.status, 200);
+        let test = cluster.call(&tokens[6], Method::POST, &format!("{path}/hook/test"), None).await.body;
+        test["uuid"].as_str().unwrap().clone_into(&mut delivery);
     }
     let mut claim_id = String::new();
     if path.contains("/claims") {
@@ -182,6 +196,7 @@ async fn fixture(path: &str) -> Fixture {
         upload,
         agent_operation,
         claim: claim_id,
+        delivery,
     }
 }
 
@@ -197,6 +212,8 @@ async fn every_route_returns_expected_status_per_caller() {
             .replace("{external_namespace}", "delta")
             .replace("{key}", "m")
             .replace("{rule}", "deploy")
+            .replace("{webhook}", "hook")
+            .replace("{delivery}", &fixture.delivery)
             .replace("{node}", "sim-1")
             .replace("{operation_type}", "namespace_op")
             .replace("{operation_uuid}", &fixture.operation)

@@ -45,3 +45,4 @@ mod shared_storage;
 mod statements;
 mod ui;
 mod waiting;
+mod webhooks;

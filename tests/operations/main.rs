@@ -56,6 +56,10 @@ async fn cluster() -> Cluster {
     let object = ObjectRef::namespace("doomed");
     objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
     add_rule(app).await;
+    let webhook =
+        objects::webhook::WebhookRequest { url: Some("https://hooks.invalid".into()), ..Default::default() };
+    objects::webhook::create(app, &caller(), "doomed", "hook", webhook).await.unwrap();
+    objects::webhook::test(app, &caller(), "doomed", "hook").await.unwrap();
     cluster
 }
 
@@ -187,6 +191,8 @@ async fn assert_namespace_removed(cluster: &Cluster) {
     assert!(claims::list(store, "doomed").await.unwrap().is_empty());
     assert!(rules::of_namespace(store, "doomed", 10).await.unwrap().is_empty());
     assert_eq!(cluster.count_rows("event_links", "object_type = 'mapping_rule'").await, 0);
+    assert_eq!(cluster.count_rows("webhooks", "1 = 1").await, 0);
+    assert_eq!(cluster.count_rows("webhook_deliveries", "1 = 1").await, 0);
     assert!(metadata::get(store, ObjectType::Namespace, "doomed").await.unwrap().is_empty());
     assert!(namespaces::details(store, "doomed", "doomed").await.unwrap().trusts.is_empty());
     assert!(trusts::trusting(store, "doomed").await.unwrap().is_empty());

@@ -67,6 +67,10 @@ ids! {
     IssuerId,
     /// A mapping rule, which exchanges identity tokens for keys.
     RuleId,
+    /// A webhook of a namespace.
+    WebhookId,
+    /// A delivery of an event to a webhook.
+    DeliveryId,
     /// A cluster: all daemons that share one database.
     ClusterId,
     /// A storage that several hosts have mounted.

@@ -42,5 +42,6 @@ pub mod terminal;
 pub mod time;
 pub mod upload;
 pub mod vm;
+pub mod webhook;
 
 pub use error::{Error, Result};

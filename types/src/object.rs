@@ -214,6 +214,7 @@ mod tests {
     use crate::rule::RuleState;
     use crate::scheduling::SchedulingStage;
     use crate::spec::{DiskBus, DiskType, Vdi};
+    use crate::webhook::DeliveryState;
 
     fn schema<T: utoipa::PartialSchema>() -> Value {
         serde_json::to_value(T::schema()).unwrap()
@@ -235,7 +236,7 @@ mod tests {
             ConfigDriveType CopyState CoverageState DiskBus DiskType EventType ExpiryReason HashAlgorithm HostFeature
             ImageFormat InstanceState InterfaceState IssuerState KeyState MachineType NamespaceState NetworkState
             NodeState ObjectType OperationState OperationType OutputName PowerState RuleState SchedulingStage
-            SideChannel Vdi
+            DeliveryState SideChannel Vdi
         }
     }
 

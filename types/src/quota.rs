@@ -32,6 +32,8 @@ string_enum! {
         UploadBytes = "upload_bytes",
         /// Bytes of all versions of artifacts.
         ArtifactBytes = "artifact_bytes",
+        /// Webhooks.
+        Webhooks = "webhooks",
     }
 }
 

@@ -266,6 +266,8 @@ settings! {
     quota_uploads: u64 = "QUOTA_UPLOADS", "1000", "default maximum number of unfinished uploads of a namespace";
     quota_upload_bytes: u64 = "QUOTA_UPLOAD_BYTES", "0", "default maximum size of the unfinished uploads of a namespace, in bytes";
     quota_artifact_bytes: u64 = "QUOTA_ARTIFACT_BYTES", "0", "default maximum size of all versions of the artifacts of a namespace, in bytes";
+    quota_webhooks: u64 = "QUOTA_WEBHOOKS", "10", "default maximum number of webhooks of a namespace";
+    webhook_allowed_networks: String = "WEBHOOK_ALLOWED_NETWORKS", "", "private, loopback and link-local networks that webhooks may send to, such as 10.1.0.0/16";
     cleaner_delay: u64 = "CLEANER_DELAY", "3600", "seconds until soft-deleted objects and finished operations are removed";
     cluster_op_stuck_threshold: u64 = "CLUSTER_OP_STUCK_THRESHOLD", "1800", "timeout of one attempt of an operation, in seconds";
     cluster_op_max_attempts: u64 = "CLUSTER_OP_MAX_ATTEMPTS", "5", "maximum number of attempts of an operation";

@@ -27,6 +27,7 @@ use muster_types::quota::QuotaRecord;
 use muster_types::rebalance::RebalanceRecord;
 use muster_types::rule::RuleRecord;
 use muster_types::upload::UploadRecord;
+use muster_types::webhook::{DeliveryRecord, WebhookRecord};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::openapi::RefOr;
@@ -151,9 +152,9 @@ pub(crate) use named_bodies;
 
 named_bodies! {
     AddressRecord, AgentOperationRecord, ArtifactId, ArtifactRecord, BlobRecord, ClaimRecord, ClusterUpgradeRecord,
-    DrainRecord, EvacuationRecord, EventRecord, Explanation, InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord,
+    DeliveryRecord, DrainRecord, EvacuationRecord, EventRecord, Explanation, InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord,
     NamespaceRecord, NetworkRecord, NodeRecord, OperationHandle, OperationRecord, PingResult, ProxyRecord, QuotaRecord,
-    RebalanceRecord, RuleRecord, SnapshotRecord, UploadRecord, VersionRecord,
+    RebalanceRecord, RuleRecord, SnapshotRecord, UploadRecord, VersionRecord, WebhookRecord,
 }
 
 impl JsonBody for String {

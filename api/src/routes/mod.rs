@@ -39,3 +39,4 @@ pub(crate) mod sessions;
 pub(crate) mod trusts;
 pub(crate) mod ui;
 pub(crate) mod uploads;
+pub(crate) mod webhooks;

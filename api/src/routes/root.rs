@@ -33,6 +33,7 @@ const CAPABILITIES: &[(&str, &[&str])] = &[
             "namespace-claims",
             "namespace-quotas",
             "browser-sessions",
+            "webhooks",
         ],
     ),
     (

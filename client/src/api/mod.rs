@@ -28,6 +28,7 @@ mod sessions;
 mod trusts;
 mod uploads;
 mod uri;
+mod webhooks;
 
 pub use agent_operations::AgentTimeouts;
 pub use artifacts::{ArtifactRef, NewVersion, VersionSource};

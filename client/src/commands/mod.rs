@@ -50,6 +50,7 @@ mod tests;
 mod trust;
 mod ui;
 mod wait;
+mod webhook;
 mod why;
 
 use std::process::ExitCode;
@@ -84,6 +85,9 @@ pub enum Command {
     /// Manage rules that map identity tokens to keys
     #[command(subcommand)]
     Rule(rule::Command),
+    /// Manage webhooks, to which the events of a namespace are sent
+    #[command(subcommand)]
+    Webhook(webhook::Command),
     /// Manage capacity claims of namespaces
     #[command(subcommand)]
     Claim(claim::Command),
@@ -153,6 +157,7 @@ async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode
         Command::Trust(command) => trust::run(command, &Session::new(options)?).await?,
         Command::Issuer(command) => issuer::run(command, &Session::new(options)?).await?,
         Command::Rule(command) => rule::run(command, &Session::new(options)?).await?,
+        Command::Webhook(command) => webhook::run(command, &Session::new(options)?).await?,
         Command::Claim(command) => claim::run(command, &Session::new(options)?).await?,
         Command::Quota(command) => quota::run(command, &Session::new(options)?).await?,
         Command::Cluster(command) => cluster::run(command, &Session::new(options)?).await?,

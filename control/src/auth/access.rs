@@ -5,6 +5,7 @@
 //! | list and read objects, create in the namespace | yes | yes | yes | 404 |
 //! | change or delete objects | yes | 404 | yes | 404 |
 //! | keys, trusts, rules and metadata of the namespace itself | yes | yes | yes | 404 |
+//! | webhooks of the namespace | yes | 404 | yes | 404 |
 //! | administration | only `system`, else 401 | | | |
 //! | cluster operations | yes | 403 | yes | 403 |
 //!

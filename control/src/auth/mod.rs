@@ -5,7 +5,7 @@ pub mod console_key;
 mod hash_queue;
 pub mod identity;
 mod request_deadline;
-pub mod response_cipher;
+pub mod row_cipher;
 pub mod scopes;
 pub mod secrets;
 pub mod tokens;

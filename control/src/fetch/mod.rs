@@ -2,6 +2,7 @@
 //! internal addresses, and change their content between two requests. See docs/decisions/0017.
 
 pub(crate) mod address;
+pub(crate) mod guarded_client;
 mod names;
 
 use std::fmt;
@@ -17,9 +18,10 @@ use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
 use tokio::time::Instant;
 
-use address::{AddressFilter, BlockedAddress, UnresolvedName};
+use address::{AddressFilter, BlockedAddress};
+use guarded_client::{GuardedClient, RequestFailure, host_of};
 use muster_store::artifacts::Validators;
-pub(crate) use names::resolve;
+pub(crate) use names::{check_url, resolve};
 
 /// The maximum number of redirects that are followed.
 const MAX_REDIRECTS: usize = 5;
@@ -31,7 +33,6 @@ const RETRY_BASE_DELAY: Duration = Duration::from_millis(200);
 const MIN_PROGRESS_BYTES: u64 = 64 << 10;
 /// The rate below which a transfer counts as stalled.
 const MIN_BYTES_PER_SECOND: u64 = 1 << 10;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time without any response after which a fetch fails.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(29);
 
@@ -80,8 +81,7 @@ pub(crate) trait ResumeState: Sync {
 /// A fetch of one image into a draft.
 pub(crate) struct Fetch<'a> {
     settings: &'a Settings,
-    filter: AddressFilter,
-    client: reqwest::Client,
+    client: GuardedClient,
     storage: &'a dyn StorageApi,
     draft: Draft,
     max_bytes: u64,
@@ -96,20 +96,8 @@ impl<'a> Fetch<'a> {
         max_bytes: u64,
         progress: Arc<FetchProgress>,
     ) -> Result<Self> {
-        let filter = address_filter(settings);
-        let mut builder = reqwest::Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .dns_resolver(Arc::new(filter.clone()))
-            .user_agent(concat!("muster/", env!("CARGO_PKG_VERSION")));
-        builder = if settings.http_proxy_server.is_empty() {
-            builder.no_proxy()
-        } else {
-            let proxy = reqwest::Proxy::all(&settings.http_proxy_server);
-            builder.proxy(proxy.map_err(|error| Error::Internal(format!("HTTP_PROXY_SERVER: {error}")))?)
-        };
-        let client = builder.build().map_err(|error| Error::Internal(error.to_string()))?;
-        Ok(Self { settings, filter, client, storage, draft, max_bytes, progress })
+        let client = GuardedClient::new(settings, address_filter(settings))?;
+        Ok(Self { settings, client, storage, draft, max_bytes, progress })
     }
 
     /// Fetches a URL into the draft, unless the source has the content that `known` describes.
@@ -235,15 +223,11 @@ impl<'a> Fetch<'a> {
         response_deadline: Instant,
     ) -> Result<Response, Failure> {
         for _ in 0..=MAX_REDIRECTS {
-            self.filter.check_literal(&url).map_err(|blocked| not_allowed(&blocked))?;
-            if !self.settings.http_proxy_server.is_empty() {
-                let check = tokio::time::timeout_at(response_deadline, self.filter.check_name(&url));
-                let allowed = check.await.map_err(|_| no_response(&url))?;
-                allowed.map_err(|blocked| not_allowed(&blocked))?;
-            }
+            let check = tokio::time::timeout_at(response_deadline, self.client.check(&url));
+            check.await.map_err(|_| no_response(&url))?.map_err(|blocked| not_allowed(&blocked))?;
             let stall = Duration::from_secs(self.settings.image_stall_timeout);
             let deadline = response_deadline.min(Instant::now() + stall);
-            let request = self.client.get(url.clone()).headers(headers.clone()).send();
+            let request = self.client.client().get(url.clone()).headers(headers.clone()).send();
             let response = match tokio::time::timeout_at(deadline, request).await {
                 Ok(response) => response.map_err(|error| self.classify(&url, &error))?,
                 Err(_) => return Err(no_response(&url)),
@@ -290,25 +274,13 @@ impl<'a> Fetch<'a> {
 
     /// Classifies a failed request. A blocked address is final.
     fn classify(&self, url: &Url, error: &reqwest::Error) -> Failure {
-        let mut source: Option<&dyn std::error::Error> = Some(error);
-        while let Some(cause) = source {
-            if let Some(blocked) = cause.downcast_ref::<BlockedAddress>() {
-                return Failure::Final(not_allowed(blocked));
+        match self.client.classify(url, error) {
+            RequestFailure::Blocked(blocked) => Failure::Final(not_allowed(&blocked)),
+            RequestFailure::NoResponse(reason) => Failure::NoResponse(reason),
+            RequestFailure::Interrupted(reason) => {
+                tracing::info!(?error, "failed to request an image");
+                Failure::Transient(reason)
             }
-            if let Some(unresolved) = cause.downcast_ref::<UnresolvedName>() {
-                return Failure::NoResponse(unresolved.to_string());
-            }
-            source = cause.source();
-        }
-        tracing::info!(?error, "failed to request an image");
-        let host = host_of(url);
-        match (error.is_connect(), self.settings.http_proxy_server.is_empty()) {
-            (true, true) => Failure::NoResponse(format!("cannot connect to {host}")),
-            (true, false) => {
-                Failure::NoResponse(format!("cannot connect to {host} through HTTP_PROXY_SERVER"))
-            }
-            (false, _) if error.is_timeout() => no_response(url),
-            (false, _) => Failure::Transient(format!("the request to {host} failed")),
         }
     }
 
@@ -327,13 +299,8 @@ fn retry_delay(futile: u32) -> Duration {
     RETRY_BASE_DELAY * 2u32.pow(futile)
 }
 
-/// Returns the host of a URL for error messages.
-fn host_of(url: &Url) -> String {
-    url.host_str().unwrap_or("the server").to_owned()
-}
-
 fn no_response(url: &Url) -> Failure {
-    Failure::NoResponse(format!("{} does not respond", host_of(url)))
+    Failure::NoResponse(guarded_client::no_response(url))
 }
 
 /// Why an attempt failed.

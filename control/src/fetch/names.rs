@@ -56,7 +56,7 @@ pub(crate) fn resolve(settings: &Settings, source: &str) -> Result<Url, &'static
 }
 
 /// Rejects URLs that must not be fetched.
-pub(super) fn check_url(url: &Url) -> Result<(), &'static str> {
+pub(crate) fn check_url(url: &Url) -> Result<(), &'static str> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err("must begin with http:// or https://");
     }

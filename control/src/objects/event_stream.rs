@@ -13,14 +13,8 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
 use crate::auth::scopes::{self, CLUSTER_ADMIN};
-use crate::state::{EventSubscription, StreamItem, StreamMessage};
+use crate::state::{EVENT_PAGE, EventSubscription, MAX_COMMIT_DELAY, StreamItem, StreamMessage};
 use muster_store::event_streams::{self, EventPosition, ObjectEvent};
-
-/// The number of seconds by which the order of events may differ from the order in which they become visible: a
-/// transaction takes time after it has set the time of its events, and the clocks of database servers differ.
-pub(crate) const MAX_COMMIT_DELAY: f64 = 10.0;
-/// The number of events that are read at a time.
-pub(crate) const PAGE: i64 = 500;
 
 /// An event of an object, as a stream sends it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -92,7 +86,7 @@ impl StreamFilter {
 
 /// Returns the scope that reading an object of a type needs, and whether only administrators may read its events. `None` if
 /// the API does not return them.
-fn required_scope(object_type: ObjectType) -> Option<(&'static str, bool)> {
+pub(crate) fn required_scope(object_type: ObjectType) -> Option<(&'static str, bool)> {
     Some(match object_type {
         ObjectType::ApiRequest => return None,
         ObjectType::Namespace | ObjectType::NamespaceKey | ObjectType::NamespaceClaim => ("auth.read", true),
@@ -248,7 +242,7 @@ impl Backlog {
 
     /// Returns the next messages. If it is cancelled, the next call returns them.
     async fn read(&mut self, app: &App, filter: &StreamFilter) -> Result<Vec<Bytes>> {
-        let page = event_streams::page(&*app.store, &self.position, PAGE).await?;
+        let page = event_streams::page(&*app.store, &self.position, EVENT_PAGE).await?;
         let Some(last) = page.last().cloned() else {
             self.is_complete = true;
             return Ok(vec![]);
@@ -278,8 +272,16 @@ impl Backlog {
     }
 }
 
-/// Returns the messages of events, in their order.
-pub(crate) async fn read_messages(app: &App, page: &[EventPosition]) -> Result<Vec<StreamMessage>> {
+/// An event of an object, with the namespace of the object, if it has one.
+#[derive(Debug)]
+pub(crate) struct OwnedEvent {
+    pub(crate) position: EventPosition,
+    pub(crate) event: ObjectEvent,
+    pub(crate) owner: Option<String>,
+}
+
+/// Returns events with each of their objects, in their order.
+pub(crate) async fn read_events(app: &App, page: &[EventPosition]) -> Result<Vec<OwnedEvent>> {
     let ids: Vec<&str> = page.iter().map(|event| event.event_uuid.as_str()).collect();
     let events = event_streams::with_objects(&*app.store, &ids).await?;
     let objects: Vec<&ObjectRef> = events.iter().map(|event| &event.object).collect();
@@ -288,25 +290,26 @@ pub(crate) async fn read_messages(app: &App, page: &[EventPosition]) -> Result<V
     for event in events {
         of_event.entry(event.event.event_uuid.clone()).or_default().push(event);
     }
-    let mut messages = Vec::with_capacity(page.len());
+    let mut owned = Vec::with_capacity(page.len());
     for position in page {
         for event in of_event.remove(&position.event_uuid).unwrap_or_default() {
             let owner = match event.object.object_type {
                 ObjectType::Namespace => Some(event.object.id.clone()),
                 _ => owners.get(&event.object).cloned(),
             };
-            messages.push(event_message(position, event, owner)?);
+            owned.push(OwnedEvent { position: position.clone(), event, owner });
         }
     }
-    Ok(messages)
+    Ok(owned)
 }
 
-fn event_message(
-    position: &EventPosition,
-    event: ObjectEvent,
-    owner: Option<String>,
-) -> Result<StreamMessage> {
-    let ObjectEvent { event, object, cause } = event;
+/// Returns the messages of events, in their order.
+pub(crate) async fn read_messages(app: &App, page: &[EventPosition]) -> Result<Vec<StreamMessage>> {
+    read_events(app, page).await?.into_iter().map(event_message).collect()
+}
+
+fn event_message(event: OwnedEvent) -> Result<StreamMessage> {
+    let OwnedEvent { position, event: ObjectEvent { event, object, cause }, owner } = event;
     let data = StreamedEvent {
         event,
         object_type: object.object_type,
@@ -314,8 +317,7 @@ fn event_message(
         namespace: owner.clone(),
     };
     let text = message_text(Some(position.stored), "event", &data)?;
-    let event = Some(position.event_uuid.clone());
-    Ok(StreamMessage { event, object, owner, cause, text })
+    Ok(StreamMessage { event: Some(position.event_uuid), object, owner, cause, text })
 }
 
 /// Returns the message of a change without an event.

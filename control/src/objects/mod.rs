@@ -42,3 +42,5 @@ pub(crate) mod ticket;
 pub mod trust;
 pub mod upload;
 pub mod version;
+pub mod webhook;
+pub(crate) mod webhook_delivery;

@@ -21,7 +21,9 @@ use crate::auth::Caller;
 use crate::auth::access::require_namespace;
 use crate::objects::network::address_pool::floating_pool;
 use crate::scheduler::PlacementRequest;
-use muster_store::{Read, Store, StoreError, Tx, TxError, namespaces, quotas, transaction, uploads};
+use muster_store::{
+    Read, Store, StoreError, Tx, TxError, namespaces, nodes, quotas, transaction, uploads, webhooks,
+};
 
 /// The maximum limit that can be set.
 const MAX_LIMIT: i64 = 1_000_000_000_000_000;
@@ -70,6 +72,14 @@ async fn change(
     limit: Option<i64>,
 ) -> Result<QuotaRecord> {
     require_namespace(&*app.store, caller, namespace).await?;
+    if name == QuotaName::Webhooks && limit.is_some() {
+        // Older daemons could not read any limit of the namespace.
+        let older = nodes::with_older_schema(&*app.store, webhooks::SCHEMA_VERSION).await?;
+        if !older.is_empty() {
+            let text = format!("upgrade these nodes before you set the quota {name}: {}", older.join(", "));
+            return Err(Error::Conflict(text));
+        }
+    }
     transaction!(app.store, |tx| {
         if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
@@ -256,6 +266,7 @@ fn default_limit(settings: &Settings, name: QuotaName) -> NumberOrPercent {
         QuotaName::Uploads => settings.quota_uploads,
         QuotaName::UploadBytes => settings.quota_upload_bytes,
         QuotaName::ArtifactBytes => settings.quota_artifact_bytes,
+        QuotaName::Webhooks => settings.quota_webhooks,
     })
 }
 

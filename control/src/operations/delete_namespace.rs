@@ -1,4 +1,4 @@
-//! Deletes the keys, trusts and rules of a deleted namespace. The request that deleted the namespace has removed the
+//! Deletes the keys, trusts, rules and webhooks of a deleted namespace. The request that deleted the namespace has removed the
 //! trusts that others have in it.
 
 use muster_types::Result;
@@ -8,7 +8,7 @@ use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::queue::{DeleteNamespace, Operation as _};
 use muster_store::operations::OperationRow;
-use muster_store::{keys, namespaces, rules, transaction, trusts};
+use muster_store::{keys, namespaces, rules, transaction, trusts, webhooks};
 
 pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     DeleteNamespace::KIND,
@@ -26,7 +26,9 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
         Step {
             name: "namespace_delete_rules",
             run: |app, row| Box::pin(delete_rules(app, row)),
-            undo: Undo::NotNeeded("a rule of a deleted namespace issues no keys"),
+            undo: Undo::NotNeeded(
+                "a rule of a deleted namespace issues no keys, and a webhook sends nothing",
+            ),
         },
     ],
 );
@@ -54,6 +56,7 @@ async fn delete_rules(app: &App, row: &OperationRow) -> Result<()> {
     transaction!(app.store, |tx| {
         if namespaces::lock(tx, &row.target.id, NamespaceState::Deleted).await? {
             rules::soft_delete_of(tx, &row.target.id).await?;
+            webhooks::remove_of_namespace(tx, &row.target.id).await?;
         }
         Ok(())
     })

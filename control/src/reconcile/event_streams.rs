@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_store::event_streams::{self, EventPosition, UnfinishedWork};
+use muster_store::event_streams::{self, UnfinishedWork};
 use muster_store::{database_time, keys};
 use muster_types::Result;
 use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
@@ -13,8 +13,8 @@ use muster_types::time::now;
 use tokio::sync::watch;
 
 use crate::app::App;
-use crate::objects::event_stream::{MAX_COMMIT_DELAY, PAGE, change_message, read_messages};
-use crate::state::{StreamKey, StreamMessage};
+use crate::objects::event_stream::{change_message, read_messages};
+use crate::state::{EVENT_PAGE, EventFollower, StreamKey, StreamMessage};
 
 /// The interval between reads: the delay with which events of other daemons are noticed. Own events are read immediately.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -64,10 +64,7 @@ pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
 
 /// What was read so far.
 struct Follower {
-    /// The latest time at which an event was stored.
-    latest: f64,
-    /// The events that were read and are not older than `MAX_COMMIT_DELAY`, with the time at which they were stored.
-    seen: HashMap<String, f64>,
+    events: EventFollower,
     work: HashMap<ObjectRef, UnfinishedWork>,
     keys_checked: Instant,
     position_sent: Instant,
@@ -79,18 +76,18 @@ impl Follower {
         let latest = database_time(&*app.store).await?;
         let work = unfinished_work(app).await?;
         let now = Instant::now();
-        let mut follower = Self { latest, seen: HashMap::new(), work, keys_checked: now, position_sent: now };
-        follower.take_new(app).await?;
-        app.event_streams.start_new(follower.latest);
-        Ok(follower)
+        let mut events = EventFollower::new(latest);
+        events.take_new(&app.store).await?;
+        app.event_streams.start_new(events.latest);
+        Ok(Self { events, work, keys_checked: now, position_sent: now })
     }
 
     /// Sends what has changed since the last call.
     async fn read(&mut self, app: &App) -> Result<()> {
-        let new = self.take_new(app).await?;
+        let new = self.events.take_new(&app.store).await?;
         // After the events: a change that has one needs no other message.
         let mut messages = Vec::new();
-        for page in new.chunks(usize::try_from(PAGE).unwrap_or(usize::MAX)) {
+        for page in new.chunks(usize::try_from(EVENT_PAGE).unwrap_or(usize::MAX)) {
             messages.extend(read_messages(app, page).await?);
         }
         let announced: HashSet<ObjectRef> = messages.iter().map(|message| message.object.clone()).collect();
@@ -98,36 +95,14 @@ impl Follower {
         app.event_streams.publish(&messages);
         if self.position_sent.elapsed() >= POSITION_INTERVAL {
             self.position_sent = Instant::now();
-            app.event_streams.publish_position(self.latest);
+            app.event_streams.publish_position(self.events.latest);
         }
-        app.event_streams.start_new(self.latest);
+        app.event_streams.start_new(self.events.latest);
         if self.keys_checked.elapsed() >= KEY_INTERVAL {
             self.keys_checked = Instant::now();
             check_keys(app).await?;
         }
         Ok(())
-    }
-
-    /// Returns the events that were not seen yet.
-    async fn take_new(&mut self, app: &App) -> Result<Vec<EventPosition>> {
-        let start = self.latest - MAX_COMMIT_DELAY;
-        let mut position = EventPosition { stored: start, event_uuid: String::new() };
-        let mut new = Vec::new();
-        loop {
-            let page = event_streams::page(&*app.store, &position, PAGE).await?;
-            let Some(last) = page.last() else { break };
-            position = last.clone();
-            let is_last = page.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
-            new.extend(page.into_iter().filter(|event| !self.seen.contains_key(&event.event_uuid)));
-            if is_last {
-                break;
-            }
-        }
-        self.seen.extend(new.iter().map(|event| (event.event_uuid.clone(), event.stored)));
-        self.latest = new.iter().map(|event| event.stored).fold(self.latest, f64::max);
-        let oldest = self.latest - MAX_COMMIT_DELAY;
-        self.seen.retain(|_, stored| *stored >= oldest);
-        Ok(new)
     }
 
     /// Returns the messages about operations that were queued, have made progress or ended, and about their objects.

@@ -26,3 +26,4 @@ pub mod task;
 pub mod tasks;
 pub mod vm_usage;
 pub mod vms;
+pub mod webhooks;

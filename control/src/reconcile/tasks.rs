@@ -10,7 +10,7 @@ use super::task::{Run, RunsOn, Task};
 use super::{
     agent_operations, agents, artifact_watch, changes, checkin, cleaner, event_prune, event_rows,
     event_streams, instance_watch, key_sweep, maintainer, mesh, network_role, network_usage, network_watch,
-    networks, node_watch, quarantine, storage, vm_usage, vms,
+    networks, node_watch, quarantine, storage, vm_usage, vms, webhooks,
 };
 use crate::health;
 use crate::objects::agent_operation::end::expire_overdue;
@@ -229,6 +229,33 @@ pub static TASKS: &[Task] = &[
         last_run: None,
         purpose: "frees addresses that were released IP_DELETION_HALO_DURATION seconds ago",
         run: Run::Pass(|app| Box::pin(async { quarantine::run(app).await.map(|_| false) })),
+    },
+    Task {
+        name: "webhooks",
+        runs_on: RunsOn::Maintainer,
+        interval: |_| maintainer::TICK_INTERVAL,
+        last_run: None,
+        purpose: "queues events for webhooks and sends the deliveries that are due",
+        run: Run::CancellablePass(|app| {
+            Box::pin(async {
+                if app.cluster_changes.may_have_webhooks() {
+                    webhooks::run(app).await?;
+                }
+                Ok(false)
+            })
+        }),
+    },
+    Task {
+        name: "webhook deliveries",
+        runs_on: RunsOn::Maintainer,
+        interval: |_| webhooks::PRUNE_INTERVAL,
+        last_run: None,
+        purpose: "removes deliveries that were finished some days ago, and webhooks of deleted namespaces",
+        run: Run::Pass(|app| {
+            Box::pin(async {
+                if app.cluster_changes.may_have_webhooks() { webhooks::prune(app).await } else { Ok(false) }
+            })
+        }),
     },
     Task {
         name: "key sweep",

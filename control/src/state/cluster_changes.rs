@@ -36,6 +36,11 @@ impl ClusterChanges {
         self.latest().is_none_or(|summary| summary.agent_operations > 0)
     }
 
+    /// Returns whether there may be webhooks.
+    pub(crate) fn may_have_webhooks(&self) -> bool {
+        self.latest().is_none_or(|summary| summary.webhooks > 0)
+    }
+
     /// Waits for the next summary.
     pub(crate) async fn wait_next(&self) {
         // The sender lives as long as this.

@@ -4,6 +4,7 @@ mod agent_notifier;
 mod blob_uses;
 mod blobs_in_progress;
 mod cluster_changes;
+mod event_follower;
 mod event_streams;
 mod network_notifier;
 mod node_cache;
@@ -18,6 +19,7 @@ pub use agent_notifier::AgentNotifier;
 pub use blob_uses::BlobUses;
 pub use blobs_in_progress::{BlobInProgress, BlobsInProgress};
 pub use cluster_changes::ClusterChanges;
+pub(crate) use event_follower::{EventFollower, MAX_COMMIT_DELAY, PAGE as EVENT_PAGE};
 pub use event_streams::{
     EventStreams, EventSubscription, MessageFilter, StreamItem, StreamKey, StreamMessage,
 };

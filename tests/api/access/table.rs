@@ -235,6 +235,51 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
         "rule.read",
         [401, 401, 401, 404, 200, 200, 200],
     ),
+    ("GET", "/auth/namespaces/{namespace}/webhooks", "webhook.read", [401, 401, 401, 404, 404, 200, 200]),
+    // The second authorized caller finds that the webhook exists.
+    ("POST", "/auth/namespaces/{namespace}/webhooks", "webhook.write", [401, 401, 401, 404, 404, 200, 409]),
+    (
+        "GET",
+        "/auth/namespaces/{namespace}/webhooks/{webhook}",
+        "webhook.read",
+        [401, 401, 401, 404, 404, 200, 200],
+    ),
+    (
+        "PUT",
+        "/auth/namespaces/{namespace}/webhooks/{webhook}",
+        "webhook.write",
+        [401, 401, 401, 404, 404, 200, 200],
+    ),
+    (
+        "DELETE",
+        "/auth/namespaces/{namespace}/webhooks/{webhook}",
+        "webhook.delete",
+        [401, 401, 401, 404, 404, 200, 404],
+    ),
+    (
+        "POST",
+        "/auth/namespaces/{namespace}/webhooks/{webhook}/rotate-secret",
+        "webhook.write",
+        [401, 401, 401, 404, 404, 200, 200],
+    ),
+    (
+        "POST",
+        "/auth/namespaces/{namespace}/webhooks/{webhook}/test",
+        "webhook.write",
+        [401, 401, 401, 404, 404, 200, 200],
+    ),
+    (
+        "GET",
+        "/auth/namespaces/{namespace}/webhooks/{webhook}/deliveries",
+        "webhook.read",
+        [401, 401, 401, 404, 404, 200, 200],
+    ),
+    (
+        "POST",
+        "/auth/namespaces/{namespace}/webhooks/{webhook}/deliveries/{delivery}/redeliver",
+        "webhook.write",
+        [401, 401, 401, 404, 404, 200, 200],
+    ),
     ("PUT", "/auth/namespaces/{namespace}/rules/{rule}", "rule.write", [401, 401, 401, 404, 200, 200, 200]),
     (
         "DELETE",

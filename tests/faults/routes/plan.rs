@@ -149,6 +149,15 @@ impl Objects<'_> {
             }
             "claim_ref" => self.claim(collection).await,
             "rule" => self.rule(collection).await,
+            "webhook" => {
+                let name = self.name();
+                self.post(collection, json!({ "name": name, "url": "https://hooks.example" })).await?;
+                Ok(name)
+            }
+            "delivery" => {
+                let test = collection.replace("/deliveries", "/test");
+                text(&self.post(&test, json!({})).await?, "uuid")
+            }
             "quota" => {
                 let body = RequestBody::Json(json!({ "limit": 9 }));
                 self.session.call(self.home, Method::PUT, &format!("{collection}/networks"), body).await?;

@@ -126,6 +126,7 @@ impl Settings {
         for (name, networks) in [
             ("IMAGE_FETCH_ALLOWED_NETWORKS", &self.image_fetch_allowed_networks),
             ("FEDERATION_JWKS_ALLOWED_NETWORKS", &self.federation_jwks_allowed_networks),
+            ("WEBHOOK_ALLOWED_NETWORKS", &self.webhook_allowed_networks),
         ] {
             if let Some(word) = networks.split([' ', ',']).find(|word| !word.is_empty() && !is_network(word))
             {

@@ -1,4 +1,5 @@
-//! Encrypts responses that are kept in the database: they may contain new secrets. See docs/decisions/0088.
+//! Encrypts texts that are kept in the database: responses that may contain new secrets, and secrets of webhooks. See
+//! docs/decisions/0088 and 0089.
 
 use std::fmt;
 
@@ -9,22 +10,39 @@ use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
 use muster_types::key::Secret;
 use muster_types::{Error, Result};
 
-/// Encrypts and decrypts responses with a key that is derived from the seed of the cluster, which never reaches the database.
-pub struct ResponseCipher {
-    key: RandomizedNonceKey,
+/// What a cipher is used for. Each purpose has its own key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CipherPurpose {
+    Responses,
+    WebhookSecrets,
 }
 
-impl fmt::Debug for ResponseCipher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ResponseCipher")
+impl CipherPurpose {
+    /// Returns the text that the key is derived from. It never changes.
+    fn label(self) -> &'static [u8] {
+        match self {
+            Self::Responses => b"muster idempotent responses 1",
+            Self::WebhookSecrets => b"muster webhook secrets 1",
+        }
     }
 }
 
-impl ResponseCipher {
+/// Encrypts and decrypts texts with a key that is derived from the seed of the cluster, which never reaches the database.
+pub struct RowCipher {
+    key: RandomizedNonceKey,
+}
+
+impl fmt::Debug for RowCipher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RowCipher")
+    }
+}
+
+impl RowCipher {
     #[must_use]
-    pub fn new(seed: &Secret) -> Self {
+    pub fn new(seed: &Secret, purpose: CipherPurpose) -> Self {
         let master = hmac::Key::new(hmac::HMAC_SHA256, seed.expose().as_bytes());
-        let derived = hmac::sign(&master, b"muster idempotent responses 1");
+        let derived = hmac::sign(&master, purpose.label());
         let key = RandomizedNonceKey::new(&AES_256_GCM, derived.as_ref());
         Self { key: key.expect("an HMAC-SHA256 is as long as a key of AES-256") }
     }
@@ -33,7 +51,7 @@ impl ResponseCipher {
     pub fn seal(&self, row: &str, text: &str) -> Result<String> {
         let mut sealed = text.as_bytes().to_vec();
         let nonce = self.key.seal_in_place_append_tag(Aad::from(row), &mut sealed);
-        let nonce = nonce.map_err(|_| Error::Internal("failed to encrypt a response".into()))?;
+        let nonce = nonce.map_err(|_| Error::Internal("failed to encrypt a text".into()))?;
         Ok(BASE64.encode([&nonce.as_ref()[..], &sealed].concat()))
     }
 
@@ -55,13 +73,16 @@ mod tests {
 
     #[test]
     fn opens_only_own_rows_of_the_cluster() {
-        let cipher = ResponseCipher::new(&Secret::new("seed"));
+        let cipher = RowCipher::new(&Secret::new("seed"), CipherPurpose::Responses);
         let sealed = cipher.seal("row", "sfk_secret").unwrap();
         assert!(!sealed.contains("sfk_"));
         assert_ne!(sealed, cipher.seal("row", "sfk_secret").unwrap(), "a new nonce");
         assert_eq!(cipher.open("row", &sealed).as_deref(), Some("sfk_secret"));
         assert_eq!(cipher.open("other", &sealed), None);
-        assert_eq!(ResponseCipher::new(&Secret::new("other")).open("row", &sealed), None);
+        for (seed, purpose) in [("other", CipherPurpose::Responses), ("seed", CipherPurpose::WebhookSecrets)]
+        {
+            assert_eq!(RowCipher::new(&Secret::new(seed), purpose).open("row", &sealed), None);
+        }
         for damaged in ["", "x", "AAAA", &sealed[..sealed.len() - 4]] {
             assert_eq!(cipher.open("row", damaged), None, "{damaged}");
         }
