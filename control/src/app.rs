@@ -29,8 +29,8 @@ use crate::state::{
     NetworkNotifier, NodeCache, NodeSilences, OwnedLeases, PlacementCache, StateCountsCache,
     TerminalSessions, UploadLocks,
 };
-use muster_store::Store;
 use muster_store::leases::LeaseOwner;
+use muster_store::{Store, is_dry_run};
 
 /// The maximum number of concurrent uploads and downloads of one daemon. Each takes some megabytes of memory.
 const MAX_TRANSFERS: usize = 256;
@@ -177,8 +177,11 @@ impl App {
         drop(self.changes.write().await);
     }
 
-    /// Records an event that a request caused.
+    /// Records an event that a request caused, unless the request is a dry run.
     pub fn record(&self, caller: &Caller, mut event: Event) {
+        if is_dry_run() {
+            return;
+        }
         event.request_id = Some(caller.request_id.clone());
         event.namespace = Some(caller.namespace.clone());
         self.events.record(event);

@@ -72,7 +72,9 @@ pub(crate) use row::columns;
 pub use row::{Columns, FromRow, Read, Row, Select};
 pub use store::{Snapshot, Store, Unfenced};
 pub use time::database_time;
-pub use transaction::{Retry, Tx, beside_change, current_lease, run_change, run_keyed_change};
+pub use transaction::{
+    Retry, Tx, beside_change, current_lease, dry_run, is_dry_run, run_change, run_keyed_change,
+};
 pub(crate) use union::{Union, UnionRows};
 pub use value::{FromValue, Json, Value};
 pub(crate) use value::{placeholders, to_json};

@@ -34,6 +34,8 @@ struct Change {
     has_changed: Cell<bool>,
     /// Set if the caller may repeat the request.
     lease: Option<IdempotencyLease>,
+    /// Whether its transactions are rolled back.
+    is_dry_run: bool,
 }
 
 tokio::task_local! {
@@ -59,8 +61,26 @@ pub async fn run_keyed_change<T>(
 ) -> T {
     let require_waiting = Box::new(require_waiting);
     let (has_committed, has_changed) = (Cell::new(false), Cell::new(false));
-    let state = Change { has_committed, require_waiting, has_changed, lease };
+    let state = Change { has_committed, require_waiting, has_changed, lease, is_dry_run: false };
     CHANGE.scope(state, change).await
+}
+
+/// Runs a change to find out what it would do: its transactions are rolled back instead of committed.
+pub async fn dry_run<T>(change: impl Future<Output = T>) -> T {
+    let state = Change {
+        has_committed: Cell::new(false),
+        require_waiting: Box::new(|| Ok(())),
+        has_changed: Cell::new(false),
+        lease: None,
+        is_dry_run: true,
+    };
+    CHANGE.scope(state, change).await
+}
+
+/// Whether the current task runs a change whose transactions are rolled back.
+#[must_use]
+pub fn is_dry_run() -> bool {
+    CHANGE.try_with(|change| change.is_dry_run).unwrap_or(false)
 }
 
 /// Returns the lease of the change that the current task runs, unless something was changed already.
@@ -167,6 +187,13 @@ impl Tx {
             Ok(value) => require_waiting().map(|()| value).map_err(TxError::Rejected),
             failed => failed,
         };
+        if outcome.is_ok() && is_dry_run() {
+            match self.engine {
+                TxEngine::Sqlite(tx) => drop(tx),
+                TxEngine::MariaDb(tx) => tx.rollback().await,
+            }
+            return outcome.ok().map(Ok);
+        }
         let has_written = self.has_written;
         let failure = match outcome {
             Ok(value) => {

@@ -13,6 +13,7 @@ mod compression;
 mod conditional;
 mod console_tickets;
 mod drain;
+mod dry_run;
 mod evacuation_races;
 mod event_streams;
 mod events;

@@ -26,6 +26,7 @@ use muster_control::auth::Caller;
 use muster_control::objects::artifact::{self, ArtifactRequest};
 use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::{operation, upload, version};
+use muster_store::dry_run;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -60,6 +61,9 @@ pub(crate) struct NewArtifact {
     shared: Option<bool>,
     /// The namespace of the artifact; the caller's by default.
     namespace: Option<String>,
+    /// Whether to only check the request, without creating or fetching anything; false by default. The response is the record
+    /// of the artifact as it would be; the UUID of a new one is an example.
+    dry_run: Option<bool>,
 }
 
 /// Fetches an image, or checks its source for a newer version. The artifact is usable once its state is `created`.
@@ -82,6 +86,10 @@ pub(crate) async fn create(
         shared: new.shared.unwrap_or(false),
         max_versions: 0,
     };
+    if new.dry_run.unwrap_or(false) {
+        let record = dry_run(artifact::fetch(&app, &caller, &request)).await?;
+        return Ok(Json(ArtifactRecord { last_cluster_operation: None, ..record }));
+    }
     Ok(Json(artifact::fetch(&app, &caller, &request).await?))
 }
 

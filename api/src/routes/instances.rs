@@ -30,6 +30,7 @@ use muster_control::objects::instance::create::{self, InstanceRequest};
 use muster_control::objects::instance::snapshot::{self, SnapshotRecord, SnapshotRequest};
 use muster_control::objects::instance::{self, delete, plug};
 use muster_control::objects::operation;
+use muster_store::dry_run;
 
 /// Lists the instances that the caller can see.
 #[utoipa::path(get, path = "/instances", tag = "instances", params(ListQuery))]
@@ -155,6 +156,9 @@ pub(crate) struct NewInstance {
     /// What happens when its node cannot reach the database; the policy of the cluster (`FENCING`) by default.
     #[schema(value_type = Option<FencingPolicy>)]
     fencing: Option<String>,
+    /// Whether to only check the request: it is validated and placed as if it were executed, but nothing is created. False by
+    /// default. The response is the record that would be created; its UUID and addresses are examples.
+    dry_run: Option<bool>,
 }
 
 /// Logs findings that do not reject the request.
@@ -180,6 +184,7 @@ pub(crate) async fn create(
     Args(new): Args<NewInstance>,
 ) -> ApiResult<Json<InstanceRecord>> {
     let mut findings = ValidationFindings::new(app.settings.api_validation_mode);
+    let is_dry_run = new.dry_run.unwrap_or(false);
     let request = InstanceRequest {
         name: new.name,
         cpus: new.cpus,
@@ -203,7 +208,12 @@ pub(crate) async fn create(
         fencing: new.fencing,
     };
     log_findings(&findings, "/instances");
-    Ok(Json(create::create(&app, &caller, request).await?))
+    let creation = create::create(&app, &caller, request);
+    if is_dry_run {
+        let record = dry_run(creation).await?;
+        return Ok(Json(InstanceRecord { last_cluster_operation: None, ..record }));
+    }
+    Ok(Json(creation.await?))
 }
 
 /// Confirms the deletion of all instances of a namespace.

@@ -27,6 +27,7 @@ use muster_control::auth::Caller;
 use muster_control::objects::network::{self, NetworkRequest, QueuedDeletion};
 use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::{address, interface, operation};
+use muster_store::dry_run;
 
 /// Lists the networks that the caller can see.
 #[utoipa::path(get, path = "/networks", tag = "networks", params(ListQuery))]
@@ -55,6 +56,10 @@ pub(crate) async fn create(
     Authenticated(caller): Authenticated,
     Args(request): Args<NetworkRequest>,
 ) -> ApiResult<Json<NetworkRecord>> {
+    if request.dry_run.unwrap_or(false) {
+        let record = dry_run(network::create(&app, &caller, request)).await?;
+        return Ok(Json(NetworkRecord { last_cluster_operation: None, ..record }));
+    }
     Ok(Json(network::create(&app, &caller, request).await?))
 }
 

@@ -35,16 +35,17 @@ use crate::objects::{blob, metadata, network, quota};
 use crate::queue::CreateInstance;
 use crate::scheduler::{PlacementRequest, StorageRequest};
 use muster_store::instances::{self, InstanceRow, InstanceSpec, NewInstance};
+use muster_store::interfaces::InterfaceRow;
 use muster_store::networks::NetworkRow;
 use muster_store::{
-    StoreError, Tx, TxError, blobs, metadata as metadata_rows, namespaces, nodes, references, transaction,
+    StoreError, Tx, TxError, blobs, is_dry_run, metadata as metadata_rows, namespaces, nodes, references,
+    transaction,
 };
 
 /// The maximum number of disks of an instance.
 const MAX_DISKS: usize = 24;
 /// The maximum number of devices of an instance that need a PCI slot.
 pub(super) const MAX_SLOTS: usize = 20;
-const GIB: u64 = 1 << 30;
 
 /// A request to create an instance, with parsed specifications.
 #[derive(Debug, Clone)]
@@ -160,7 +161,14 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
         outcome = write(app, caller, &request, &candidates).await;
     }
     let (failure, refused) = match outcome {
-        Ok(Ok((row, allocation))) => {
+        Ok(Ok((row, allocation, interfaces))) if is_dry_run() => {
+            // What the transaction has written cannot be read.
+            let record = to_record(app, &*app.store, row).await?;
+            let interfaces = interface::records(&*app.store, interfaces).await?;
+            let node = Some(allocation.name);
+            return Ok(InstanceRecord { node, metadata: request.metadata, interfaces, ..record });
+        }
+        Ok(Ok((row, allocation, _))) => {
             placement::update_cache(app, &allocation);
             app.networks.notify_changed();
             app.queue.wake();
@@ -178,7 +186,7 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
         Ok(Err(refused)) => (CreateFailure::Scheduling(placement::no_capacity(&refused)), refused),
         Err(failure) => (failure, vec![]),
     };
-    if let Some(reason) = failure.reason(&request) {
+    if let Some(reason) = failure.reason(&request).filter(|_| !is_dry_run()) {
         let row = insert_failed(app, caller, &request, &format!("{reason}: {}", failure.error())).await?;
         placement::record_scheduling(app, caller, request.id, &request.placement, &candidates, Err(&refused));
         record_failed(app, caller, &row);
@@ -353,7 +361,7 @@ async fn validate(
     let placement = PlacementRequest {
         cpus: spec.cpus,
         memory_mb: spec.memory,
-        disk_gb: disk_gb(app, &spec).await?,
+        disk_gb: image::disk_gb(app, &spec).await?,
         required_node: only,
         affinity,
         storage: match spec.storage {
@@ -423,23 +431,6 @@ pub(super) async fn find_network(
     Ok((row, wanted, address))
 }
 
-/// Returns the total size of the disks, as far as it is known.
-async fn disk_gb(app: &App, spec: &InstanceSpec) -> Result<i64> {
-    let mut sum = 0u64;
-    for disk in &spec.disks {
-        let size = match (disk.spec.size, disk.blob_uuid) {
-            (Some(size), _) => size,
-            (None, Some(blob)) => {
-                let facts = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
-                facts.map_or(0, |facts| facts.virtual_size.div_ceil(GIB))
-            }
-            (None, None) => 0,
-        };
-        sum = sum.saturating_add(size);
-    }
-    Ok(i64::try_from(sum).expect("MAX_DISKS disks of at most u64::MAX bytes"))
-}
-
 /// Writes the instance, its interfaces, its addresses, its placement and its operation in one transaction. If no
 /// candidate has capacity, returns their reasons.
 async fn write(
@@ -447,7 +438,7 @@ async fn write(
     caller: &Caller,
     request: &ValidatedRequest,
     candidates: &Candidates,
-) -> Result<Result<(InstanceRow, Allocation), RefusedNodes>, CreateFailure> {
+) -> Result<Result<(InstanceRow, Allocation, Vec<InterfaceRow>), RefusedNodes>, CreateFailure> {
     candidates.nodes().map_err(CreateFailure::Scheduling)?;
     let of_instance = quota::of_instance(&request.placement);
     let floating = request.networks.iter().filter(|(_, wanted, _)| wanted.float).count();
@@ -466,6 +457,7 @@ async fn write(
             Err(refused) => return Ok(Err(refused)),
         };
         let row = insert(tx, request, InstanceState::Initial, None, Some(&allocation)).await?;
+        let mut interfaces = Vec::new();
         for (number, (network, wanted, address)) in request.networks.iter().enumerate() {
             current = Some(number);
             let new = NewInterface {
@@ -480,7 +472,7 @@ async fn write(
                 model: wanted.model.clone(),
                 order: i64::try_from(number).expect("at most MAX_SLOTS interfaces"),
             };
-            interface::create_in(app, tx, &new).await?;
+            interfaces.push(interface::create_in(app, tx, &new).await?);
         }
         current = None;
         reference_blobs_in(tx, row.id, &request.spec).await?;
@@ -489,7 +481,7 @@ async fn write(
         // The lock keeps a concurrently deleted namespace from leaving the instance behind.
         admission.finish(tx).await?;
         let row = InstanceRow { last_operation: Some(handle), ..row };
-        Ok(Ok((row, allocation)))
+        Ok(Ok((row, allocation, interfaces)))
     });
     outcome.map_err(|error| match current {
         Some(number) => CreateFailure::Interface(number, error),

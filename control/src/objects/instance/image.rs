@@ -29,7 +29,10 @@ use crate::objects::label;
 use crate::objects::version;
 use crate::queue::{FetchArtifact, Operation as _};
 use muster_store::artifacts::ArtifactRow;
+use muster_store::instances::InstanceSpec;
 use muster_store::{artifacts, blobs, operations, transaction};
+
+const GIB: u64 = 1 << 30;
 
 /// Where the content of a base comes from.
 #[derive(Debug, Clone, PartialEq)]
@@ -210,4 +213,21 @@ fn unusable(error: Error) -> Error {
         Error::InsufficientCapacity(reason) => Error::Unavailable(reason),
         other => other,
     }
+}
+
+/// Returns the total size of the disks, as far as it is known.
+pub(super) async fn disk_gb(app: &App, spec: &InstanceSpec) -> Result<i64> {
+    let mut sum = 0u64;
+    for disk in &spec.disks {
+        let size = match (disk.spec.size, disk.blob_uuid) {
+            (Some(size), _) => size,
+            (None, Some(blob)) => {
+                let facts = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
+                facts.map_or(0, |facts| facts.virtual_size.div_ceil(GIB))
+            }
+            (None, None) => 0,
+        };
+        sum = sum.saturating_add(size);
+    }
+    Ok(i64::try_from(sum).expect("MAX_DISKS disks of at most u64::MAX bytes"))
 }

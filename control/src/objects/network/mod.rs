@@ -59,6 +59,9 @@ pub struct NetworkRequest {
     pub provide_dns: Option<bool>,
     /// Defaults to the caller's. Only `system` may name another namespace.
     pub namespace: Option<String>,
+    /// Whether to only check the request, without creating anything; false by default. The response is the record that would
+    /// be created; its UUID is an example.
+    pub dry_run: Option<bool>,
 }
 
 /// Returns the network as the subject of events.
