@@ -13,6 +13,7 @@ mod image;
 mod local;
 mod lost_found;
 mod network;
+mod replica_messages;
 mod sim;
 mod storage;
 mod vm;

@@ -165,6 +165,7 @@ fn primary_key(table: &str) -> Vec<&'static str> {
         "node_claims" => vec!["node_uuid"],
         "instance_ports" => vec!["node_uuid", "port"],
         "instance_migrations" => vec!["instance_uuid"],
+        "instance_replicas" => vec!["instance_uuid", "node_uuid"],
         "blob_locations" => vec!["blob_uuid", "node_uuid"],
         "blob_metadata" => vec!["blob_uuid", "namespace", "name"],
         "blob_namespaces" => vec!["blob_uuid", "namespace"],

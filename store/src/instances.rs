@@ -93,6 +93,12 @@ pub struct InstanceSpec {
     /// Whether the shared storage has all of its disks.
     #[serde(default)]
     pub has_shared_disks: bool,
+    /// The number of replicas of its disks.
+    #[serde(default)]
+    pub replicas: i64,
+    /// The node whose replica becomes its disks, until it is created there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore_from: Option<NodeId>,
     #[serde(default = "manual_restart")]
     pub restart: RestartPolicy,
     /// Unset: the policy of the cluster.

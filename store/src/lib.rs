@@ -24,6 +24,7 @@ pub mod events;
 pub mod exchanges;
 pub mod idempotency_keys;
 pub mod instance_migrations;
+pub mod instance_replicas;
 pub mod instances;
 pub mod interfaces;
 pub mod issuers;

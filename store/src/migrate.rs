@@ -60,6 +60,7 @@ pub(super) const MIGRATIONS: &[Migration] = &[
     additive(16, include_str!("../../migrations/0016_node_cordons.sql")),
     additive(17, include_str!("../../migrations/0017_daemon_schemas.sql")),
     additive(18, include_str!("../../migrations/0018_idempotency_keys.sql")),
+    additive(19, include_str!("../../migrations/0019_instance_replicas.sql")),
     additive(20, include_str!("../../migrations/0020_webhooks.sql")),
 ];
 
@@ -259,6 +260,7 @@ pub(super) const TABLES: &[&str] = &[
     "tickets",
     "instance_migrations",
     "idempotency_keys",
+    "instance_replicas",
     "webhooks",
     "webhook_deliveries",
 ];

@@ -125,6 +125,8 @@ pub(crate) fn instance_spec() -> InstanceSpec {
         storage: StorageType::Shared,
         storage_uuid: Some(StorageId::new()),
         has_shared_disks: true,
+        replicas: 0,
+        restore_from: Some(NodeId::new()),
         restart: RestartPolicy::Elsewhere,
         fencing: Some(FencingPolicy::Own),
         unfenced: Some(UnfencedVm { node: NodeId::new(), until: Some(7.5) }),

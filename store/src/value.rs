@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use muster_types::{
     address, agent_operation, artifact, blob, event, idempotency, ids, instance, interface, issuer, key,
-    namespace, network, node, object, operation, quota, rule, session, webhook,
+    namespace, network, node, object, operation, quota, replica, rule, session, webhook,
 };
 
 use crate::error::StoreError;
@@ -101,6 +101,7 @@ impl_text_value!(
     operation::OperationState,
     operation::OperationType,
     quota::QuotaName,
+    replica::ReplicaState,
     rule::RuleState,
     session::TicketPurpose,
     idempotency::IdempotencyState,

@@ -38,6 +38,7 @@ mod operations;
 mod quotas;
 mod rebalance;
 mod remote;
+mod replicas;
 mod requests;
 mod scopes;
 mod service_keys;

@@ -15,6 +15,7 @@ mod migration;
 mod migration_power_loss;
 mod multi_host;
 mod network;
+mod replicas;
 mod screenshot;
 mod shared_storage;
 mod upgrade;

@@ -24,6 +24,7 @@ use crate::ids::{BlobId, InstanceId, StorageId};
 use crate::interface::InterfaceRecord;
 use crate::object::{Reference, string_enum};
 use crate::operation::OperationHandle;
+use crate::replica::ReplicaRecord;
 use crate::shared_storage::{StorageType, local_storage};
 use crate::spec::{DiskBus, DiskSpec, VideoSpec};
 
@@ -278,6 +279,12 @@ pub struct InstanceRecord {
     /// UUID of the shared storage that its disks are on; `null` for local disks and before it is placed.
     #[serde(default)]
     pub storage_uuid: Option<StorageId>,
+    /// The number of replicas of its disks on other nodes.
+    #[serde(default)]
+    pub replicas: i64,
+    /// The replica of its disks; `null` without one.
+    #[serde(default)]
+    pub replica: Option<ReplicaRecord>,
     /// What happens when its host is lost.
     #[serde(default = "manual_restart")]
     pub restart: RestartPolicy,

@@ -30,6 +30,7 @@ pub mod object;
 pub mod operation;
 pub mod quota;
 pub mod rebalance;
+pub mod replica;
 pub mod rule;
 pub mod scheduling;
 pub mod server_trust;

@@ -24,6 +24,8 @@ string_enum! {
         Disk = "disk",
         /// Files: the log of the serial console, and the disks of a VM that is off.
         Files = "files",
+        /// Copies of the disks for a replica, which is not part of a migration. See docs/decisions/0074.
+        Replica = "replica",
     }
 }
 

@@ -314,6 +314,7 @@ settings! {
     node_mesh_nic: String = "NODE_MESH_NIC", "eth0", "interface of the mesh of nodes";
     storage_path: String = "STORAGE_PATH", "", "directory of images and disks; empty: the data directory";
     shared_storage: String = "SHARED_STORAGE", "", "path at which this host has mounted storage that it shares with others, such as NFS, for the disks of instances with storage: shared; empty: none";
+    replica_interval: u64 = "REPLICA_INTERVAL", "60", "seconds between copies of the disks of an instance with replicas; after a copy that takes longer, the next one follows immediately";
     floating_network: String = "FLOATING_NETWORK", "192.168.20.0/24", "netblock of the floating addresses";
     network_check_senders: bool = "NETWORK_CHECK_SENDERS", "true", "whether frames of guests with spoofed sender addresses are dropped";
     network_masquerade: bool = "NETWORK_MASQUERADE", "true", "whether the network node masquerades the floating network with its own address";

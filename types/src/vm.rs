@@ -33,6 +33,7 @@ use crate::migration::{
     IncomingState, MigrationConnection, MigrationDriver, MigrationMode, MigrationSettings,
 };
 use crate::node::NodeFuture;
+use crate::replica::{ReplicaCopy, ReplicaDriver};
 use crate::spec::{DiskBus, VideoSpec};
 use crate::storage::Draft;
 
@@ -341,6 +342,27 @@ pub trait VmApi: Send + Sync {
     /// Cancels a migration to another node that was interrupted, and with `resume` lets the guest continue. Call it only if the
     /// instance cannot be moved by that migration. Succeeds if there is none.
     fn cancel_migration(&self, id: InstanceId, resume: bool) -> NodeFuture<'_, ()>;
+
+    /// Copies the disks of a VM that is on or paused to its replica on another node, all as of the same point in time: only the
+    /// changes since the copy that the replica has, if QEMU knows them. Returns when the replica has committed the copy.
+    fn copy_to_replica<'a>(
+        &'a self,
+        id: InstanceId,
+        driver: &'a dyn ReplicaDriver,
+    ) -> NodeFuture<'a, ReplicaCopy>;
+
+    /// Opens a connection over which the node receives a copy of the disks of an instance, whose VM is on another node under
+    /// this generation. The replica changes only when the copy is complete.
+    fn receive_replica(&self, id: InstanceId, generation: i64) -> NodeFuture<'_, UnixStream>;
+
+    /// Makes the content of the replica the disks of a VM that has none. From then on the replica receives no copies. Returns the
+    /// time that the content dates from. [`Error::Conflict`] if the replica does not have all disks of the plan.
+    ///
+    /// [`Error::Conflict`]: crate::Error::Conflict
+    fn restore_replica<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, f64>;
+
+    /// Removes a replica, which need not exist. Disks that were restored from it stay.
+    fn remove_replica(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
     /// Returns the resource usage of a VM, or `None` if it is not on.
     fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>>;

@@ -77,28 +77,28 @@ pub(crate) async fn cancel(
     Ok(Null)
 }
 
-/// A connection to the target of a migration.
+/// A connection to the target of a migration, or to a replica.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(example = json!({"channel": "disk", "generation": 2}))]
 pub(crate) struct NewMigrationConnection {
     /// The data that the connection carries.
     #[schema(value_type = MigrationChannel)]
     channel: Option<String>,
-    /// The generation of the VM on the target.
+    /// The generation of the VM on the target or, for a replica, of the VM that is copied.
     #[schema(value_type = i64)]
     generation: Option<i64>,
     /// The password of the display, which does not change.
     password: Option<String>,
 }
 
-/// Connects the daemon of the source of a migration to the VM on the target: the connection changes from HTTP to the
-/// protocol `muster-migration`, and carries bytes of QEMU. Only daemons can call it.
+/// Connects the daemon of the source of a migration to the VM on the target, or that of an instance to its replica: the connection
+/// changes from HTTP to the protocol `muster-migration`, and carries bytes of QEMU or of copies. Only daemons can call it.
 #[utoipa::path(post, path = "/instances/{instance_ref}/migration", tag = "instances",
     params(("instance_ref" = String, Path)), request_body = NewMigrationConnection, responses(
     (status = 101, description = "The connection now carries the bytes of QEMU."),
     (status = 400, description = "A field is missing or malformed, or the upgrade is not requested."),
     (status = 404, description = "No such instance."),
-    (status = 409, description = "The instance is not being migrated to a node of this daemon.")))]
+    (status = 409, description = "The instance is not being migrated to a node of this daemon, and has no replica there.")))]
 pub(crate) async fn connect(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
@@ -111,7 +111,9 @@ pub(crate) async fn connect(
     }
     let id: InstanceId = reference.parse().map_err(|_| Error::not_found("instance"))?;
     let channel = required("channel", new.channel)?;
-    let invalid = || Error::Invalid(format!("channel: {channel:?} is not \"memory\", \"disk\" or \"files\""));
+    let invalid = || {
+        Error::Invalid(format!("channel: {channel:?} is not \"memory\", \"disk\", \"files\" or \"replica\""))
+    };
     let connection = MigrationConnection {
         channel: channel.parse::<MigrationChannel>().map_err(|_| invalid())?,
         display_password: new.password.map(Secret::new),

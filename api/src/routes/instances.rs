@@ -150,6 +150,9 @@ pub(crate) struct NewInstance {
     /// its host is lost.
     #[schema(value_type = Option<StorageType>)]
     storage: Option<String>,
+    /// The number of replicas of its disks on other nodes, 0 or 1; 0 by default. With 1, the changes of its disks are copied to
+    /// another node every `REPLICA_INTERVAL` seconds, from which it restarts when its host is lost.
+    replicas: Option<i64>,
     /// What happens when its host is lost; `manual` by default.
     #[schema(value_type = Option<RestartPolicy>)]
     restart: Option<String>,
@@ -204,6 +207,7 @@ pub(crate) async fn create(
         side_channels: new.side_channels,
         disposable: new.disposable.unwrap_or(false),
         storage: new.storage,
+        replicas: new.replicas,
         restart: new.restart,
         fencing: new.fencing,
     };

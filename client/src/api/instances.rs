@@ -56,6 +56,9 @@ pub struct NewInstance {
     /// `local` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageType>,
+    /// 0 if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart: Option<RestartPolicy>,
     /// The policy of the cluster if absent.

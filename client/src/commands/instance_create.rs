@@ -79,6 +79,9 @@ pub struct Arguments {
     /// Where its disks are: local, on its node, or shared, on storage that several nodes have mounted
     #[arg(long, value_name = "STORAGE")]
     storage: Option<StorageType>,
+    /// Number of replicas of its disks on other nodes, from which it restarts if its host is lost: 0 or 1
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(0..=1))]
+    replicas: Option<i64>,
     #[command(flatten)]
     policies: Policies,
     /// Video device: model=MODEL,memory=KIB,vdi=VDI
@@ -103,7 +106,8 @@ pub struct Arguments {
 /// What happens to an instance when its host is lost or cannot reach the database.
 #[derive(Debug, Args)]
 pub struct Policies {
-    /// Restart it on another node when its host is lost: needs self-fencing, and --storage shared, snapshots or --disposable
+    /// Restart it on another node when its host is lost: needs self-fencing, and --replicas 1, --storage shared, snapshots or
+    /// --disposable
     #[arg(long)]
     restart_elsewhere: bool,
     /// Whether its host stops it when the host cannot reach the database (self) or not (none); default: FENCING
@@ -147,6 +151,7 @@ impl Arguments {
             side_channels: specs::check_side_channels(self.side_channel)?,
             disposable: self.disposable,
             storage: self.storage,
+            replicas: self.replicas,
             restart: self.policies.restart(),
             fencing: self.policies.fencing,
         })

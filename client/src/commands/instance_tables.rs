@@ -71,8 +71,23 @@ fn describe_interface(interface: &InterfaceRecord) -> String {
     )
 }
 
+/// Returns where the replica of an instance is, and how far it is behind.
+fn describe_replica(instance: &InstanceRecord) -> String {
+    let Some(replica) = &instance.replica else {
+        return if instance.replicas == 0 { "none" } else { "not placed" }.to_owned();
+    };
+    let node = replica.node.as_deref().unwrap_or("an unknown node");
+    let behind = replica.seconds_behind.map_or_else(
+        || "no complete copy".to_owned(),
+        |seconds| format!("{seconds} s behind ({})", format_utc(replica.last_complete.unwrap_or_default())),
+    );
+    let error = replica.error.as_ref().map_or_else(String::new, |error| format!(", failing: {error}"));
+    format!("{} on {node}, {behind}{error}", replica.state)
+}
+
 /// Shows all fields of an instance.
 pub(super) fn details(instance: InstanceRecord) -> Table {
+    let replica = describe_replica(&instance);
     let disks: Vec<_> = if instance.disks.is_empty() {
         let requested = instance.disk_spec.iter().enumerate();
         requested.map(|(at, disk)| (format!("disk {at}"), describe_disk_spec(disk))).collect()
@@ -126,6 +141,7 @@ pub(super) fn details(instance: InstanceRecord) -> Table {
         ),
         ("restart", instance.restart.to_string()),
         ("storage", storage),
+        ("replica", replica),
     ];
     let details = details.map(|(name, value)| (name.to_owned(), value)).into_iter();
     let metadata = instance.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));

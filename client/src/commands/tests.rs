@@ -154,7 +154,7 @@ fn parses_every_command() {
         "muster instance create web --disk 8@tiny",
         "muster instance create web --cpus 2 --memory 2G --disk @debian:12 --disk 20,bus=nvme --network lan@10.0.0.7,float --network wan,model=e1000",
         "muster instance create web --disk 1 --ssh-key id.pub --user-data - --placed-on sim-1 --in-namespace ci --no-wait",
-        "muster instance create web --disk 1 --uefi --secure-boot --nvram-template label:vars --no-config-drive --disposable --storage shared --restart-elsewhere --fencing self --timeout 9",
+        "muster instance create web --disk 1 --uefi --secure-boot --nvram-template label:vars --no-config-drive --disposable --storage shared --replicas 1 --restart-elsewhere --fencing self --timeout 9",
         "muster instance create web --disk 1 --video model=qxl,vdi=vnc --metadata a=7 --tag web --affinity prefer-with=db --side-channel none",
         "muster instance why web",
         "muster instance delete web db",

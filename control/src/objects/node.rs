@@ -15,7 +15,8 @@ use muster_store::instances::InstanceRow;
 use muster_store::leases::{Lease, NETWORK_NODE_LEASE};
 use muster_store::nodes::NodeRow;
 use muster_store::{
-    StoreError, Tx, TxError, blob_locations, instances, node_ledgers, node_networks, nodes, transaction,
+    StoreError, Tx, TxError, blob_locations, instance_replicas, instances, node_ledgers, node_networks,
+    nodes, transaction,
 };
 
 /// The lease whose owner is the cluster maintainer.
@@ -124,6 +125,7 @@ async fn delete_in(tx: &mut Tx, id: NodeId, dead: bool) -> Result<Option<NodeSta
     nodes::fence(tx, id).await?;
     node_networks::remove_of_node(tx, id).await?;
     blob_locations::remove_of_node(tx, id).await?;
+    instance_replicas::remove_of_node(tx, id).await?;
     Ok(Some(row.state))
 }
 

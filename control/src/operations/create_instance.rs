@@ -14,7 +14,7 @@ use muster_types::{Error, Result};
 use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::instance::create::reference_blobs_in;
-use crate::objects::instance::state::{fail_creation, mark_shared_disks_in, record_state_change, set_state};
+use crate::objects::instance::state::{fail_creation, record_state_change, set_state, settle_disks_in};
 use crate::objects::instance::{agent, image, local_node, object, plan, power, read_again, target_id};
 use crate::objects::network::wait::wait_instance_networks;
 use crate::queue::{CreateInstance, Operation as _};
@@ -188,7 +188,7 @@ pub(super) async fn start(app: &App, row: &OperationRow) -> Result<()> {
         {
             return Ok(false);
         }
-        mark_shared_disks_in(tx, &instance).await?;
+        settle_disks_in(tx, &instance).await?;
         instances::set_power(tx, id, PowerState::On).await?;
         instances::set_agent_state(tx, id, agent::state_for_power(&instance, PowerState::On)).await?;
         for interface in &initial {

@@ -7,7 +7,7 @@ use muster_types::instance::{InstanceState, PowerState};
 use super::create_instance::{self, is_pending, pending_instance};
 use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
-use crate::objects::instance::state::{mark_shared_disks_in, record_state_change, set_state};
+use crate::objects::instance::state::{record_state_change, set_state, settle_disks_in};
 use crate::objects::instance::{agent, fence, local_node, lost, power, read_again};
 use crate::queue::{EvacuateInstance, Operation as _};
 use muster_store::operations::OperationRow;
@@ -58,7 +58,7 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
         {
             return Ok(false);
         }
-        mark_shared_disks_in(tx, &instance).await?;
+        settle_disks_in(tx, &instance).await?;
         instances::set_power(tx, id, off).await?;
         instances::set_agent_state(tx, id, agent::state_for_power(&instance, off)).await?;
         Ok(true)

@@ -21,6 +21,7 @@ pub mod network_watch;
 pub mod networks;
 pub mod node_watch;
 pub mod quarantine;
+pub mod replicas;
 pub mod storage;
 pub mod task;
 pub mod tasks;

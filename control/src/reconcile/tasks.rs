@@ -10,7 +10,7 @@ use super::task::{Run, RunsOn, Task};
 use super::{
     agent_operations, agents, artifact_watch, changes, checkin, cleaner, event_prune, event_rows,
     event_streams, instance_watch, key_sweep, maintainer, mesh, network_role, network_usage, network_watch,
-    networks, node_watch, quarantine, storage, vm_usage, vms, webhooks,
+    networks, node_watch, quarantine, replicas, storage, vm_usage, vms, webhooks,
 };
 use crate::health;
 use crate::objects::agent_operation::end::expire_overdue;
@@ -73,6 +73,14 @@ pub static TASKS: &[Task] = &[
         last_run: None,
         purpose: "matches files of nodes with blobs, verifies checksums, copies blobs that have too few copies",
         run: Run::Loop(|app, stop| Box::pin(storage::run(app, stop))),
+    },
+    Task {
+        name: "replicas",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| replicas::RECONCILE_INTERVAL,
+        last_run: None,
+        purpose: "copies the disks of instances with replicas to other nodes, removes replicas that are not needed",
+        run: Run::Loop(|app, stop| Box::pin(replicas::run(app, stop))),
     },
     Task {
         name: "event streams",

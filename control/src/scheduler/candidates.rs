@@ -95,7 +95,7 @@ fn filter<'a>(
     use SchedulingStage as Stage;
     apply_stage(Stage::PreSchedule, left, stages, |node| eligibility::pre_schedule(node.facts, policy))?;
     apply_stage(Stage::IsHypervisor, left, stages, |node| eligibility::is_hypervisor(node.facts))?;
-    if request.storage != StorageRequest::Local {
+    if matches!(request.storage, StorageRequest::AnyShared | StorageRequest::Shared(_)) {
         apply_stage(Stage::SharedStorage, left, stages, |node| {
             eligibility::shared_storage(request, node.facts)
         })?;

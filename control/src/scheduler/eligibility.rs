@@ -47,7 +47,7 @@ pub(super) fn shared_storage<'a>(
     facts: &'a NodeFacts,
 ) -> Result<(), RejectReason<'a>> {
     let wanted = match request.storage {
-        StorageRequest::Local => return Ok(()),
+        StorageRequest::Local | StorageRequest::Replica => return Ok(()),
         StorageRequest::AnyShared => None,
         StorageRequest::Shared(wanted) => Some(wanted),
     };

@@ -13,6 +13,8 @@ pub enum StorageRequest {
     AnyShared,
     /// On this shared storage, which may have them already.
     Shared(StorageId),
+    /// On its node, which has them already: as a replica.
+    Replica,
 }
 
 /// The requirements of an instance that is to be placed.
@@ -33,7 +35,7 @@ impl PlacementRequest {
     #[must_use]
     pub fn node_disk_gb(&self) -> i64 {
         match self.storage {
-            StorageRequest::Local => self.disk_gb,
+            StorageRequest::Local | StorageRequest::Replica => self.disk_gb,
             StorageRequest::AnyShared | StorageRequest::Shared(_) => 0,
         }
     }

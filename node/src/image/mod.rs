@@ -167,6 +167,11 @@ impl Images {
         Ok(output)
     }
 
+    /// Writes the changes that an image contains to its base, which must not depend on other files.
+    pub(crate) fn merge(&self, top: &Path, base: &Path, job: &ImageJob) -> Result<()> {
+        self.tools()?.merge(top, base, job)
+    }
+
     fn require_valid_output(&self, output: &Path, virtual_size: u64) -> Result<()> {
         let found = self.facts_from_header(output)?;
         if found.format != ImageFormat::Qcow2 || found.virtual_size != virtual_size {

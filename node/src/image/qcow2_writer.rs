@@ -21,6 +21,9 @@ const BYTES_PER_L1_ENTRY: u64 = CLUSTER_SIZE * (CLUSTER_SIZE / 16);
 /// The feature bit of extended L2 entries, which have subclusters.
 const EXTENDED_L2: u64 = 1 << 4;
 
+/// The feature bit of an image whose data is in another file.
+const EXTERNAL_DATA_FILE: u8 = 1 << 2;
+
 /// The bitmap of a cluster of which all subclusters are allocated.
 const ALL_SUBCLUSTERS: u64 = 0xffff_ffff;
 
@@ -140,6 +143,19 @@ pub(crate) fn virtual_size(path: &Path) -> io::Result<u64> {
             Ok(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
         }
         _ => Err(damaged()),
+    }
+}
+
+/// Returns an error unless a file is a version 3 image that refers to no other file.
+pub(crate) fn require_standalone(path: &Path) -> io::Result<()> {
+    let mut header = [0; HEADER_LEN as usize];
+    File::open(path)?.read_exact_at(&mut header, 0)?;
+    let has_backing_file = header[8..20].iter().any(|byte| *byte != 0);
+    // The last byte of the incompatible features.
+    let has_data_file = header[79] & EXTERNAL_DATA_FILE != 0;
+    match header.starts_with(b"QFI\xfb\0\0\0\x03") && !has_backing_file && !has_data_file {
+        true => Ok(()),
+        false => Err(damaged()),
     }
 }
 

@@ -66,6 +66,8 @@ struct ToolRun<'a> {
     on_stdin: bool,
     /// The base of the image, if it has one.
     base: Option<&'a Path>,
+    /// Files that the tool changes, with their names in `/out`.
+    changed: &'a [(&'a Path, &'a str)],
     /// The maximum size of an output file.
     file_size: u64,
     timeout: Duration,
@@ -96,7 +98,8 @@ impl Layers<'_> {
         let sizes = sizes.map_err(io_error("failed to inspect an image"))?;
         let base = self.base.map(|(base, _)| base);
         let timeout = timeout_for(sizes + self.virtual_size.min(max_size));
-        Ok(ToolRun { tool, arguments, file: self.top, on_stdin: false, base, file_size: max_size, timeout })
+        let (file, changed) = (self.top, &[][..]);
+        Ok(ToolRun { tool, arguments, file, on_stdin: false, base, changed, file_size: max_size, timeout })
     }
 }
 
@@ -132,13 +135,20 @@ impl Tools {
         if free_space < MIN_FREE_SPACE {
             return Err(disk_full());
         }
-        let file_size = run.file_size.min(free_space);
+        let size = |(path, _): &(&Path, &str)| fs::metadata(path).map_or(0, |found| found.len());
+        let changed_size: u64 = run.changed.iter().map(size).sum();
+        let file_size = run.file_size.min(free_space.saturating_add(changed_size));
         let prepare = || -> std::io::Result<_> {
             let name = |what: &str| job.scratch.path(&format!("{what}-{}", uuid::Uuid::new_v4()));
             let (output_dir, stdout, stderr) = (name("out"), name("stdout"), name("stderr"));
             DirBuilder::new().mode(0o700).create(&output_dir)?;
             let (uid, gid) = self.sandbox.owner();
             std::os::unix::fs::chown(&output_dir, Some(uid), Some(gid))?;
+            for (path, name) in run.changed {
+                let linked = output_dir.join(name);
+                fs::hard_link(path, &linked)?;
+                std::os::unix::fs::chown(&linked, Some(uid), Some(gid))?;
+            }
             let stdin = if run.on_stdin { Some(File::open(run.file)?) } else { None };
             let files = (stdin, File::create(&stdout)?, File::create(&stderr)?);
             Ok((output_dir, stdout, stderr, files))
@@ -209,8 +219,16 @@ impl Tools {
             Compression::Xz => (&self.xz, &["-dc", "--no-sparse", "-M", "512MiB"]),
         };
         let timeout = timeout_for(size + size_limit);
-        let run =
-            ToolRun { tool, arguments, file, on_stdin: true, base: None, file_size: size_limit, timeout };
+        let run = ToolRun {
+            tool,
+            arguments,
+            file,
+            on_stdin: true,
+            base: None,
+            changed: &[],
+            file_size: size_limit,
+            timeout,
+        };
         let outcome = self.run(&run, job)?;
         match outcome.exit {
             SandboxExit::Code(0) => {
@@ -292,6 +310,7 @@ impl Tools {
             file,
             on_stdin: false,
             base: None,
+            changed: &[],
             file_size: MAX_OUTPUT,
             timeout: BASE_TIMEOUT,
         }
@@ -315,8 +334,7 @@ impl Tools {
             ImageFormat::Qcow2 => max_decompressed_size(size, max_size),
             ImageFormat::Raw | ImageFormat::Iso => max_size,
         };
-        let run =
-            ToolRun { tool, arguments: &arguments, file, on_stdin: false, base: None, file_size, timeout };
+        let run = ToolRun { tool, file_size, timeout, ..self.header_run(&arguments, file) };
         self.run_conversion(&run, job)
     }
 
@@ -353,6 +371,32 @@ impl Tools {
                 .map_err(io_error("failed to finish a copy of a disk"))?;
         }
         Ok(copied)
+    }
+
+    /// Writes the changes that an image contains to its base. After a failure it can be repeated.
+    pub(super) fn merge(&self, top: &Path, base: &Path, job: &ImageJob) -> Result<()> {
+        let file = |name: &str| serde_json::json!({ "driver": "file", "filename": name });
+        let image = serde_json::json!({
+            "driver": "qcow2", "file": file("/out/top"),
+            "backing": { "driver": "qcow2", "file": file("/out/base"), "backing": null },
+        });
+        let image = format!("json:{image}");
+        // Without emptying the image, which is removed afterwards.
+        let arguments = ["commit", "-q", "-d", &image];
+        let size = fs::metadata(top).map_err(io_error("failed to inspect an image"))?.len();
+        let run = ToolRun {
+            changed: &[(top, "top"), (base, "base")],
+            file_size: u64::MAX,
+            timeout: timeout_for(size),
+            ..self.header_run(&arguments, top)
+        };
+        match self.run(&run, job)?.exit {
+            SandboxExit::Code(0) => Ok(()),
+            SandboxExit::TimedOut => {
+                Err(Error::Unavailable("merging a copy of a disk takes too long".into()))
+            }
+            _ => Err(Error::Unavailable("a copy of a disk cannot be merged with the last one".into())),
+        }
     }
 
     fn run_conversion(&self, run: &ToolRun<'_>, job: &ImageJob) -> Result<PathBuf> {

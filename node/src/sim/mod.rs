@@ -3,6 +3,7 @@
 
 mod guests;
 mod migrations;
+mod replicas;
 mod screen;
 mod script;
 mod snapshots;

@@ -19,5 +19,7 @@ pub struct SimulationScript {
     pub migration_duration: Duration,
     /// The error with which every migration from the node fails.
     pub migration_error: Option<String>,
+    /// The error with which every copy from the node to a replica fails.
+    pub replica_error: Option<String>,
     pub guest: GuestScript,
 }

@@ -21,6 +21,7 @@ use muster_types::migration::{
     IncomingState, MigrationConnection, MigrationDriver, MigrationMode, MigrationSettings,
 };
 use muster_types::node::NodeFuture;
+use muster_types::replica::{ReplicaCopy, ReplicaDriver};
 use muster_types::storage::Draft;
 use muster_types::vm::{
     ChangeStream, ConsoleConnectionStream, DiskKind, DiskPlan, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan,
@@ -49,8 +50,8 @@ const VNC_GREETING: &str = "RFB 003.008\n";
 #[derive(Debug)]
 pub(super) struct SimulatedVms {
     pub(super) storage: Arc<FileStorage>,
-    /// Contains the files `<id>.on` and `<id>.off`.
-    dir: PathBuf,
+    /// Contains the files `<id>.on`, `<id>.off` and `<id>.replica`.
+    pub(super) dir: PathBuf,
     pub(super) change_notifier: ChangeNotifier,
     console_connections: ConsoleConnectionLog,
     pub(super) state: Arc<Mutex<VmsState>>,
@@ -571,10 +572,29 @@ impl VmApi for SimulatedVms {
         Box::pin(async { Ok(()) })
     }
 
+    fn copy_to_replica<'a>(
+        &'a self,
+        id: InstanceId,
+        driver: &'a dyn ReplicaDriver,
+    ) -> NodeFuture<'a, ReplicaCopy> {
+        Box::pin(self.send_copy(id, driver))
+    }
+
+    fn receive_replica(&self, id: InstanceId, generation: i64) -> NodeFuture<'_, UnixStream> {
+        Box::pin(async move { self.receive_copy(id, generation) })
+    }
+
+    fn restore_replica<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, f64> {
+        Box::pin(async { self.seal_replica(plan.id) })
+    }
+
+    fn remove_replica(&self, id: InstanceId) -> NodeFuture<'_, ()> {
+        Box::pin(async move { self.delete_replica(id) })
+    }
+
     fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>> {
         let mut state = self.state.lock();
-        let vm = state.vms.get_mut(&id).filter(|vm| vm.is_active());
-        let usage = vm.map(SimulatedVm::usage);
+        let usage = state.vms.get_mut(&id).filter(|vm| vm.is_active()).map(SimulatedVm::usage);
         Box::pin(async { Ok(usage) })
     }
 }

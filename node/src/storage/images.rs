@@ -125,6 +125,21 @@ impl FileStorage {
         .await
     }
 
+    /// Writes the changes that a copy of a disk contains to the earlier copy `base`, and syncs it.
+    pub(crate) async fn merge_disk(&self, owner: &str, top: PathBuf, base: PathBuf) -> Result<()> {
+        let permit = self.copies.acquire(owner).await?;
+        let images = self.images.clone();
+        let (new_job, _cancel) = self.new_job();
+        run_blocking(move || {
+            let _guards = permit;
+            images.merge(&top, &base, &new_job()?)?;
+            File::open(&base)
+                .and_then(|base| base.sync_all())
+                .map_err(io_error("failed to sync a copy of a disk"))
+        })
+        .await
+    }
+
     /// Creates the conversion of a blob unless it exists. If `convert` returns `None`, the blob itself is the conversion.
     async fn create_conversion(
         &self,

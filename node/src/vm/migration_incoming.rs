@@ -83,6 +83,7 @@ pub(super) async fn connect(vm: &Arc<Vm>, connection: &MigrationConnection) -> R
             let stream = vm_socket::connect(vm.dir.path(), vm_socket::NBD).await;
             stream.and_then(tokio::net::UnixStream::into_std).map_err(failed)
         }
+        MigrationChannel::Replica => Err(Error::Invalid("a replica is not part of a migration".into())),
         MigrationChannel::Memory => {
             let qmp = running.qmp()?;
             if let Some(password) = &connection.display_password

@@ -27,6 +27,8 @@ mod qemu_args;
 mod qemu_log;
 mod qemu_status;
 mod qmp;
+mod replica_source;
+mod replica_store;
 mod resource_usage;
 mod snapshot;
 mod start;
@@ -48,10 +50,11 @@ use muster_types::migration::{
     IncomingState, MigrationConnection, MigrationDriver, MigrationMode, MigrationSettings,
 };
 use muster_types::node::{HostFeature, NodeFuture};
+use muster_types::replica::{ReplicaCopy, ReplicaDriver};
 use muster_types::storage::Draft;
 use muster_types::vm::{
-    ChangeStream, ConsoleConnectionStream, DisplayIdentity, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan,
-    VmPower, VmUsage,
+    ChangeStream, ConsoleConnectionStream, DiskKind, DisplayIdentity, FoundVm, NicPlan, SnapshotDisk, VmApi,
+    VmPlan, VmPower, VmUsage,
 };
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -60,6 +63,7 @@ pub(crate) use self::console_archive::ConsoleArchive;
 use self::hypervisor::{Hypervisor, blocking};
 pub(crate) use self::hypervisor::{NodeAddress, has_self_fencing};
 use self::lifecycle::Vm;
+use self::replica_store::ReplicaStore;
 use self::start::StartMode;
 use self::vm_dir::{VmExit, file};
 pub(crate) use self::watchdog::ensure_watchdogs;
@@ -73,6 +77,7 @@ use crate::storage::FileStorage;
 #[derive(Debug)]
 pub(crate) struct LocalVms {
     hypervisor: Arc<Hypervisor>,
+    replicas: Arc<ReplicaStore>,
 }
 
 impl LocalVms {
@@ -86,6 +91,7 @@ impl LocalVms {
         console_archive: ConsoleArchive,
         fencing_lease: Arc<FencingLease>,
     ) -> Self {
+        let replicas = Arc::new(ReplicaStore::new(storage_dir, storage.clone()));
         let hypervisor = Hypervisor::new(
             storage_dir,
             storage,
@@ -100,7 +106,7 @@ impl LocalVms {
             let shared = hypervisor.clone();
             runtime.spawn(async move { shared.recovered().await });
         }
-        Self { hypervisor }
+        Self { hypervisor, replicas }
     }
 
     /// Waits until the VMs of earlier daemons were recovered.
@@ -507,6 +513,37 @@ impl VmApi for LocalVms {
             migration_outgoing::cancel(&*running.qmp()?, &vm.dir, resume).await?;
             vm.refresh_power(&running).await
         })
+    }
+
+    fn copy_to_replica<'a>(
+        &'a self,
+        id: InstanceId,
+        driver: &'a dyn ReplicaDriver,
+    ) -> NodeFuture<'a, ReplicaCopy> {
+        Box::pin(async move {
+            self.hypervisor.recovered().await;
+            replica_source::copy(&self.hypervisor.require(id)?, driver).await
+        })
+    }
+
+    fn receive_replica(&self, id: InstanceId, generation: i64) -> NodeFuture<'_, UnixStream> {
+        Box::pin(async move { self.replicas.receive(id, generation) })
+    }
+
+    fn restore_replica<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, f64> {
+        let (plan, replicas) = (plan.clone(), self.replicas.clone());
+        self.task(move |hypervisor| async move {
+            let vm = hypervisor.get_or_insert(plan.id);
+            let _power = vm.power_lock.lock().await;
+            let disks = plan.disks.iter().filter(|disk| disk.kind == DiskKind::Disk);
+            let disks: Vec<String> = disks.map(|disk| disk.device.clone()).collect();
+            replicas.restore(plan.id, &disks, vm.dir.clone()).await
+        })
+    }
+
+    fn remove_replica(&self, id: InstanceId) -> NodeFuture<'_, ()> {
+        let replicas = self.replicas.clone();
+        self.task(move |_| async move { replicas.remove(id).await })
     }
 
     fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>> {

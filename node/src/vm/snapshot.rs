@@ -141,7 +141,7 @@ async fn run_backup(
 }
 
 /// Returns the virtual sizes of the disks, by device.
-async fn disk_sizes(qmp: &Qmp) -> Result<BTreeMap<String, u64>> {
+pub(super) async fn disk_sizes(qmp: &Qmp) -> Result<BTreeMap<String, u64>> {
     let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true })).await?;
     let nodes = nodes.as_array().map(Vec::as_slice).unwrap_or_default().iter();
     let size = |node: &Value| {

@@ -8,6 +8,7 @@ use serde_json::{Map, Value as JsonValue};
 
 use crate::agent_operations::{self, AgentOperationRow};
 use crate::attributes::{AttributeParts, ObjectAttributes};
+use crate::instance_replicas::ReplicaRow;
 use crate::interfaces::{self, InterfaceRow};
 use crate::{Json, Read, Select as _, StoreError, Union, Value, placeholders};
 
@@ -20,6 +21,8 @@ pub struct InstanceDetails {
     pub node_names: HashMap<InstanceId, String>,
     /// The live interfaces, in their order, with their metadata.
     pub interfaces: Vec<(InterfaceRow, Map<String, JsonValue>)>,
+    /// The replicas, with the names of their nodes.
+    pub replicas: Vec<(ReplicaRow, Option<String>)>,
     /// The unfinished operations of guest agents, in their order, with their attributes.
     pub agent_operations: Vec<(AgentOperationRow, ObjectAttributes)>,
 }
@@ -40,6 +43,11 @@ pub async fn details(db: impl Read, ids: &[InstanceId]) -> Result<InstanceDetail
     let interfaces = union.add(InterfaceRow::COLUMNS, live.clone(), &values);
     let tail = format!("FROM metadata WHERE object_type = 'interface' AND object_id IN (SELECT uuid {live})");
     let metadata = union.add("object_id, name, value", tail, &values);
+    let tail = format!(
+        "FROM instance_replicas r LEFT JOIN nodes ON nodes.uuid = r.node_uuid WHERE r.instance_uuid IN ({list})"
+    );
+    let columns = format!("{}, nodes.name", ReplicaRow::columns_of("r"));
+    let replicas = union.add(&columns, tail, &values);
     let unfinished =
         format!("FROM agent_operations WHERE instance_uuid IN ({list}) AND {}", agent_operations::UNFINISHED);
     let queued = union.add(AgentOperationRow::COLUMNS, unfinished.clone(), &values);
@@ -69,6 +77,7 @@ pub async fn details(db: impl Read, ids: &[InstanceId]) -> Result<InstanceDetail
         attributes: attributes.take(&mut rows)?,
         node_names: rows.take::<(InstanceId, String)>(names)?.into_iter().collect(),
         interfaces,
+        replicas: rows.take(replicas)?,
         agent_operations: agent_operations.into_iter().map(with_attributes).collect(),
     })
 }

@@ -46,6 +46,7 @@ impl Settings {
             ("CHECKSUM_VERIFICATION_FREQUENCY", self.checksum_verification_frequency),
             ("ARTIFACT_MAX_VERSIONS_DEFAULT", self.artifact_max_versions_default),
             ("BLOB_REPLICATION_FACTOR", self.blob_replication_factor),
+            ("REPLICA_INTERVAL", self.replica_interval),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name}: must be at least 1"));

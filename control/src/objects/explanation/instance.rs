@@ -81,7 +81,7 @@ fn why(record: &InstanceRecord, events: &[EventRecord]) -> String {
                 }
                 PowerState::Unknown => "its power state is unknown".to_owned(),
             };
-            text + &because
+            text + &because + &failing_replica(record)
         }
         InstanceState::Initial => "it waits to be placed and prepared".to_owned(),
         InstanceState::Preflight => "its images and networks are being prepared".to_owned(),
@@ -98,6 +98,12 @@ fn why(record: &InstanceRecord, events: &[EventRecord]) -> String {
             format!("it failed: {message}")
         }
     }
+}
+
+/// Returns that the replica of an instance does not get its changes, if that is so.
+fn failing_replica(record: &InstanceRecord) -> String {
+    let error = record.replica.as_ref().and_then(|replica| replica.error.as_ref());
+    error.map_or_else(String::new, |error| format!("; copying its disks to its replica fails: {error}"))
 }
 
 fn next(record: &InstanceRecord, events: &[EventRecord], placement: &LastPlacement) -> Vec<NextStep> {

@@ -21,10 +21,9 @@ use muster_types::spec::{self, AddressSpec, Affinity, DiskBus, DiskSpec, Network
 use muster_types::{Error, Result};
 use serde_json::{Map, Value};
 
-use super::fence;
 use super::image::{self, ImageSource};
 use super::placement::{self, Allocation, Candidates, RefusedNodes};
-use super::{DISK, NVRAM_TEMPLATE, object, operation_on, to_record, user_data};
+use super::{DISK, NVRAM_TEMPLATE, fence, object, operation_on, replica, to_record, user_data};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::audit::with_caller;
@@ -68,6 +67,7 @@ pub struct InstanceRequest {
     pub side_channels: Option<Vec<String>>,
     pub disposable: bool,
     pub storage: Option<String>,
+    pub replicas: Option<i64>,
     pub restart: Option<String>,
     pub fencing: Option<String>,
 }
@@ -205,8 +205,8 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
     if request.disks.len() > MAX_DISKS {
         return Err(Error::Invalid(format!("disk: Must not have more than {MAX_DISKS} elements.")));
     }
-    let record = |spec| DiskSpecRecord { spec, blob_uuid: None };
-    let disks: Vec<DiskSpecRecord> = request.disks.into_iter().map(record).collect();
+    let disks: Vec<DiskSpecRecord> =
+        request.disks.into_iter().map(|spec| DiskSpecRecord { spec, blob_uuid: None }).collect();
     if slots(&disks, request.networks.len()) > MAX_SLOTS {
         let text = format!(
             "disk: Must not have more than {MAX_SLOTS} elements on the buses virtio and nvme, including interfaces."
@@ -223,7 +223,6 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
         }
     };
     let user_data = user_data::check(request.user_data)?;
-    let ssh_key = request.ssh_key.filter(|text| !text.is_empty());
     let (metadata, affinity, deprecated_affinity) = check_all_metadata(request.metadata)?;
     let side_channels = match request.side_channels {
         None => vec![SideChannel::Agent, SideChannel::Agent2],
@@ -231,6 +230,8 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
     };
     let (restart, fencing) = fence::parse_policies(request.restart.as_deref(), request.fencing.as_deref())?;
     let machine_type = if request.secure_boot { MachineType::Q35 } else { MachineType::Pc };
+    let storage = parse_storage(request.storage.as_deref())?;
+    let replicas = replica::parse(request.replicas, storage, request.disposable, &disks)?;
     Ok(CheckedRequest {
         name,
         spec: InstanceSpec {
@@ -239,7 +240,7 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
             disks,
             awaited: BTreeMap::new(),
             video: request.video,
-            ssh_key,
+            ssh_key: request.ssh_key.filter(|text| !text.is_empty()),
             user_data,
             uefi: request.uefi,
             secure_boot: request.secure_boot,
@@ -249,9 +250,11 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
             side_channels,
             requested_placement: None,
             disposable: request.disposable,
-            storage: parse_storage(request.storage.as_deref())?,
+            storage,
             storage_uuid: None,
             has_shared_disks: false,
+            replicas,
+            restore_from: None,
             restart,
             fencing,
             unfenced: None,
@@ -441,8 +444,8 @@ async fn write(
 ) -> Result<Result<(InstanceRow, Allocation, Vec<InterfaceRow>), RefusedNodes>, CreateFailure> {
     candidates.nodes().map_err(CreateFailure::Scheduling)?;
     let of_instance = quota::of_instance(&request.placement);
-    let floating = request.networks.iter().filter(|(_, wanted, _)| wanted.float).count();
-    let floating = i64::try_from(floating).expect("at most MAX_SLOTS interfaces");
+    let floating = request.networks.iter().filter(|(_, wanted, _)| wanted.float);
+    let floating = i64::try_from(floating.count()).expect("at most MAX_SLOTS interfaces");
     let added = [&of_instance[..], &[(QuotaName::FloatingAddresses, floating)]].concat();
     // The number of the interface that the transaction is creating, to classify a failure.
     let mut current = None;

@@ -1,12 +1,14 @@
 //! Restarts the instances of a dead node on other nodes. An operator declares that the host is dead, because this cannot be
 //! observed: a VM that still runs there would run twice. See docs/decisions/0052.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use muster_store::instance_replicas::{self, ReplicaRow};
 use muster_store::instances::{self, InstanceRow, InstanceSpec};
 use muster_store::nodes::NodeRow;
 use muster_store::{
-    StoreError, Tx, TxError, agent_operations, artifacts, blob_locations, blobs, interfaces, networks,
+    StoreError, Tx, TxError, agent_operations, artifacts, blob_locations, blobs, interfaces, networks, nodes,
     operations, transaction,
 };
 use muster_types::blob::{BlobState, CopyState};
@@ -14,7 +16,8 @@ use muster_types::event::{Event, EventType};
 use muster_types::ids::{BlobId, NodeId};
 use muster_types::instance::{InstanceState, PowerState, RestartPolicy};
 use muster_types::node::{EvacuationOutcome, EvacuationRecord, NodeState};
-use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::object::{NameOrId, ObjectRef, ObjectType};
+use muster_types::replica::ReplicaState;
 use muster_types::spec::DiskType;
 use muster_types::time::format_utc;
 use muster_types::{Error, Result};
@@ -34,7 +37,22 @@ use crate::scheduler::PlacementRequest;
 /// The content of the disks of an evacuated instance.
 struct RestoredDisks {
     spec: InstanceSpec,
-    source: &'static str,
+    source: String,
+    /// The replica that becomes its disks.
+    replica: Option<ReplicaRow>,
+}
+
+impl RestoredDisks {
+    fn new(spec: InstanceSpec, source: &str) -> Self {
+        Self { spec, source: source.to_owned(), replica: None }
+    }
+}
+
+/// Why the disks of an instance cannot be restored.
+struct MissingDisks {
+    reason: String,
+    /// Whether they may be available later.
+    is_temporary: bool,
 }
 
 /// Evacuates a node that does not check in and that the caller declares to be dead. May be repeated.
@@ -96,7 +114,7 @@ pub(crate) async fn restart_fenced(app: &App, silent: &[(NodeRow, f64)]) -> Resu
             let restarted = async {
                 match restore_disks(app, &row).await? {
                     Ok(restored) => place_elsewhere(app, &caller, node, &row, &restored).await,
-                    Err(reason) => Ok((EvacuationOutcome::Waiting, None, reason)),
+                    Err(missing) => Ok((EvacuationOutcome::Waiting, None, missing.reason)),
                 }
             };
             let (outcome, target, reason) = restarted.await.unwrap_or_else(|error| failure(&row, error));
@@ -173,8 +191,11 @@ async fn evacuate_instance(
             lost::fail_lost(app, row, &reason, Some(node), None).await?;
             return Ok((EvacuationOutcome::Failed, None, reason));
         }
-        Err(reason) => {
-            let reason = format!("node {from} is dead: {reason}");
+        Err(missing) if missing.is_temporary => {
+            return Ok((EvacuationOutcome::Waiting, None, missing.reason));
+        }
+        Err(missing) => {
+            let reason = format!("node {from} is dead: {}", missing.reason);
             lost::fail_lost(app, row, &reason, Some(node), None).await?;
             return Ok((EvacuationOutcome::Failed, None, reason));
         }
@@ -191,7 +212,8 @@ async fn place_elsewhere(
     restored: &RestoredDisks,
 ) -> Result<(EvacuationOutcome, Option<String>, String)> {
     let from = &node.identity.name;
-    let request = placement::request_again(app, row).await?;
+    let restored_row = InstanceRow { spec: restored.spec.clone(), ..row.clone() };
+    let request = placement::request_again(app, &restored_row).await?;
     let candidates = placement::find_uncached(app, &row.namespace, &request).await?;
     if let Err(error) = candidates.nodes() {
         return Ok((EvacuationOutcome::Waiting, None, error.to_string()));
@@ -231,6 +253,19 @@ async fn move_in(
     let current = instances::get(&mut *tx, id).await?.filter(|current| current.state == row.state);
     let current = current.ok_or_else(changed)?;
     placement::release_in(tx, &current).await?;
+    match &restored.replica {
+        Some(replica) => {
+            placement::release_disk_in(tx, replica.node, replica.reserved_disk_gb).await?;
+            if !instance_replicas::begin_restore(tx, replica).await? {
+                return Err(changed().into());
+            }
+        }
+        // Replicas of the lost disks are not replicas of the restored ones.
+        None if restored.spec.restore_from.is_none() => {
+            instance_replicas::delete_others(tx, id, None).await?;
+        }
+        None => {}
+    }
     let allocation = placement::allocate_in(app, tx, &row.namespace, request, candidates).await?;
     let allocation = allocation.map_err(|refused| placement::no_capacity(&refused))?;
     instances::set_ports(tx, id, from, None).await?;
@@ -259,28 +294,74 @@ async fn move_in(
     Ok(allocation)
 }
 
-/// Chooses where the disks of an instance come from. Those on shared storage are used as they are. Others are created from the
-/// latest snapshot of each disk or, if the instance is disposable or was never complete, from its images. Returns the reason if
-/// none of these is possible.
-async fn restore_disks(app: &App, row: &InstanceRow) -> Result<Result<RestoredDisks, String>> {
+/// Chooses where the disks of an instance come from. Those on shared storage are used as they are. Others are those of its
+/// replica, or created from the latest snapshot of each disk or, if the instance is disposable or was never complete, from its
+/// images. Returns the reason if none of these is possible.
+async fn restore_disks(app: &App, row: &InstanceRow) -> Result<Result<RestoredDisks, MissingDisks>> {
     if row.spec.has_shared_disks {
-        return Ok(Ok(RestoredDisks { spec: row.spec.clone(), source: "its disks on shared storage" }));
+        return Ok(Ok(RestoredDisks::new(row.spec.clone(), "its disks on shared storage")));
     }
+    if row.spec.restore_from.is_some() {
+        // Its evacuation to the node of its replica is not complete.
+        return Ok(Ok(RestoredDisks::new(row.spec.clone(), "its replica")));
+    }
+    let lost = |reason: String| Ok(Err(MissingDisks { reason, is_temporary: false }));
     let live: Vec<NodeId> = blob_copy::live_nodes(app).await?.iter().map(|node| node.identity.id).collect();
     let is_disposable = row.spec.disposable || row.state != InstanceState::Created;
+    if let Some(restored) = from_replica(app, row, &live).await? {
+        return Ok(restored);
+    }
     if let Some(spec) = from_snapshots(app, row, &live).await? {
-        return Ok(Ok(RestoredDisks { spec, source: "the latest snapshots" }));
+        return Ok(Ok(RestoredDisks::new(spec, "the latest snapshots")));
     }
     if !is_disposable {
-        return Ok(Err("no snapshot and not disposable".into()));
+        return lost("no snapshot and not disposable".into());
     }
     let images = row.spec.disks.iter().filter_map(|disk| disk.blob_uuid).chain(row.spec.nvram_template);
     for blob in images {
         if !is_available(app, blob, &live).await? {
-            return Ok(Err(format!("no other node has a copy of its image, blob {blob}")));
+            return lost(format!("no other node has a copy of its image, blob {blob}"));
         }
     }
-    Ok(Ok(RestoredDisks { spec: row.spec.clone(), source: "its images" }))
+    Ok(Ok(RestoredDisks::new(row.spec.clone(), "its images")))
+}
+
+/// Returns the configuration with the latest replica as the content of the disks, or `None` without a complete replica.
+async fn from_replica(
+    app: &App,
+    row: &InstanceRow,
+    live: &[NodeId],
+) -> Result<Option<Result<RestoredDisks, MissingDisks>>> {
+    let mut replicas = instance_replicas::of_instance(&*app.store, row.id).await?;
+    replicas.retain(|replica| replica.state == ReplicaState::Complete && Some(replica.node) != row.node);
+    // The latest of those that can be used now is the last.
+    replicas.sort_by(|a, b| {
+        let order = |replica: &ReplicaRow| live.contains(&replica.node);
+        order(a).cmp(&order(b)).then(a.last_complete.partial_cmp(&b.last_complete).unwrap_or(Ordering::Equal))
+    });
+    let Some(replica) = replicas.pop() else { return Ok(None) };
+    let wait = |reason: String| Ok(Some(Err(MissingDisks { reason, is_temporary: true })));
+    if !live.contains(&replica.node) {
+        let node = nodes::get(&*app.store, &NameOrId::Id(replica.node)).await?;
+        let name = node.map_or_else(|| replica.node.to_string(), |node| node.identity.name);
+        return wait(format!("its replica is on node {name}, which does not check in"));
+    }
+    let mut spec = row.spec.clone();
+    for disk in &mut spec.disks {
+        match disk.blob_uuid {
+            Some(blob) if disk.spec.disk_type == DiskType::Cdrom => {
+                if !is_available(app, blob, live).await? {
+                    return wait(format!("no other node has a copy of its image, blob {blob}"));
+                }
+            }
+            // The replica has the whole content of a disk.
+            _ => disk.blob_uuid = None,
+        }
+    }
+    spec.nvram_template = None;
+    spec.restore_from = Some(replica.node);
+    let source = format!("its replica of {}", format_utc(replica.last_complete.unwrap_or_default()));
+    Ok(Some(Ok(RestoredDisks { spec, source, replica: Some(replica) })))
 }
 
 /// Returns the configuration with the latest snapshots as the content of the disks, or `None` if a disk has no snapshot.

@@ -15,7 +15,7 @@ use muster_types::node::NodeApi;
 use muster_types::vm::{FoundVm, VmPower};
 use muster_types::{Error, Result};
 
-use super::{object, power};
+use super::{object, power, replica};
 use crate::app::App;
 
 /// How often the state of a VM is polled that receives its memory, and then the row of its instance: part of the downtime.
@@ -25,13 +25,16 @@ const LOADED_TIMEOUT: Duration = Duration::from_secs(90);
 /// How often a VM that is still receiving checks whether its migration has ended.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Opens a connection to the VM of an instance that is being migrated to a node of this daemon.
+/// Opens a connection to the VM of an instance that is being migrated to a node of this daemon, or to its replica there.
 pub async fn connect(
     app: &Arc<App>,
     id: InstanceId,
     generation: i64,
     connection: &MigrationConnection,
 ) -> Result<UnixStream> {
+    if connection.channel == MigrationChannel::Replica {
+        return replica::accept(app, id, generation).await;
+    }
     let migration = instance_migrations::get(&*app.store, id).await?;
     let migration = migration.filter(|migration| migration.generation == generation && !migration.cancelled);
     let node = migration.and_then(|migration| {

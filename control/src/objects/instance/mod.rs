@@ -24,6 +24,7 @@ pub mod placement;
 pub mod plan;
 pub mod plug;
 pub mod power;
+pub(crate) mod replica;
 pub mod snapshot;
 pub(crate) mod state;
 mod user_data;
@@ -46,6 +47,7 @@ use crate::objects::node_location::NodeLocation;
 use crate::objects::{agent_operation_record, interface};
 use crate::queue::{NewOperation, Operation};
 use muster_store::attributes::ObjectAttributes;
+use muster_store::instance_replicas::ReplicaRow;
 use muster_store::instances::{self, InstanceRow};
 use muster_store::nodes::{self, NodeRow};
 use muster_store::{Read, interfaces};
@@ -214,6 +216,10 @@ async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Re
     for (row, metadata) in details.interfaces {
         interfaces_of.entry(row.instance).or_default().push(interface::to_record(row, metadata));
     }
+    let mut replicas_of: HashMap<InstanceId, Vec<(ReplicaRow, Option<String>)>> = HashMap::new();
+    for (row, node) in details.replicas {
+        replicas_of.entry(row.instance).or_default().push((row, node));
+    }
     let mut queues: HashMap<InstanceId, Vec<AgentOperationRecord>> = HashMap::new();
     for (row, attributes) in details.agent_operations {
         let queue = queues.entry(row.instance).or_default();
@@ -260,6 +266,8 @@ async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Re
                 disposable: row.spec.disposable,
                 storage: row.spec.storage,
                 storage_uuid: row.spec.storage_uuid,
+                replicas: row.spec.replicas,
+                replica: replicas_of.remove(&row.id).and_then(|rows| replica::record(app, rows)),
                 restart: row.spec.restart,
                 fencing: row.spec.fencing,
                 interfaces: interfaces_of.remove(&row.id).unwrap_or_default(),

@@ -9,6 +9,7 @@ use muster_store::instances;
 use muster_store::nodes::NodeRow;
 use muster_store::operations::{self, OperationRow};
 use muster_store::transaction;
+use muster_types::ids::InstanceId;
 use muster_types::instance::InstanceState;
 use muster_types::migration::{
     MIGRATION_PROTOCOL, MigrationConnection, MigrationDriver, MigrationProgress, SwitchOver,
@@ -124,7 +125,10 @@ impl<'a> OutgoingMigration<'a> {
             NodeLocation::Local(node) => {
                 node.vms().connect_incoming(self.migration.instance, connection).await
             }
-            NodeLocation::Remote(node) => connect_peer(self.app, node, &self.migration, connection).await,
+            NodeLocation::Remote(node) => {
+                let MigrationRow { instance, generation, .. } = self.migration;
+                connect_peer(self.app, node, instance, generation, connection).await
+            }
         }
     }
 }
@@ -145,21 +149,22 @@ pub(crate) async fn record_progress(
     transaction!(app.store, |tx| { Ok(operations::set_progress(tx, leased, &progress).await?) })
 }
 
-/// Opens a connection to the VM on a node of another daemon.
-async fn connect_peer(
+/// Opens a connection to the VM or the replica on a node of another daemon.
+pub(super) async fn connect_peer(
     app: &App,
     node: &NodeRow,
-    migration: &MigrationRow,
+    instance: InstanceId,
+    generation: i64,
     connection: &MigrationConnection,
 ) -> Result<UnixStream> {
     let name = &node.identity.name;
     let failed = |error: &dyn std::fmt::Display| {
-        Error::Unavailable(format!("failed to connect to node {name} for the migration: {error}"))
+        Error::Unavailable(format!("failed to connect to node {name} for the disks of the instance: {error}"))
     };
-    let path = format!("/instances/{}/migration", migration.instance);
+    let path = format!("/instances/{instance}/migration");
     let request = app.peers.request(node, Method::POST, &path).await.map_err(|error| failed(&error))?;
     let body = json!({
-        "channel": connection.channel, "generation": migration.generation,
+        "channel": connection.channel, "generation": generation,
         "password": connection.display_password.as_ref().map(|password| password.expose().to_owned()),
     });
     let scopes = vec!["instance.write".to_owned(), CLUSTER_ADMIN.to_owned()];

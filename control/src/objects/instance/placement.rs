@@ -38,7 +38,8 @@ pub(crate) struct Candidates {
     nodes: Arc<NodeCapacity>,
 }
 
-/// Returns what an instance needs that is placed again. The node that its creation requested is not required: it is lost.
+/// Returns what an instance needs that is placed again. The node that its creation requested is not required: it is lost. One
+/// whose disks come from a replica needs the node of the replica.
 pub(crate) async fn request_again(app: &App, row: &InstanceRow) -> Result<PlacementRequest> {
     request_of(row, &metadata::get(&*app.store, ObjectType::Instance, &row.id.to_string()).await?)
 }
@@ -53,10 +54,11 @@ pub(crate) fn request_of(
         cpus: row.spec.cpus,
         memory_mb: row.spec.memory,
         disk_gb: row.committed.disk_gb,
-        required_node: None,
+        required_node: row.spec.restore_from,
         affinity: affinity.map(|(affinity, _)| affinity).unwrap_or_default(),
         storage: match row.spec.storage_uuid {
             Some(storage) => StorageRequest::Shared(storage),
+            None if row.spec.restore_from.is_some() => StorageRequest::Replica,
             None => StorageRequest::Local,
         },
     })
@@ -203,7 +205,7 @@ pub(crate) async fn allocate_in(
                     // The first pass may have refused the node because of its expected load.
                     refused.retain(|(node, _)| *node != name);
                     let shared_storage = match request.storage {
-                        StorageRequest::Local => None,
+                        StorageRequest::Local | StorageRequest::Replica => None,
                         StorageRequest::AnyShared => {
                             facts.shared_storage.as_ref().and_then(|storage| storage.uuid)
                         }
@@ -225,6 +227,44 @@ pub(crate) async fn allocate_in(
         }
     }
     Ok(Err(refused))
+}
+
+/// Reserves disk space of the first candidate that has it, as part of a transaction. Returns `None` if none has.
+pub(crate) async fn reserve_disk_in(
+    app: &App,
+    tx: &mut Tx,
+    request: &PlacementRequest,
+    candidates: &Candidates,
+) -> Result<Option<(NodeId, CommittedCapacity)>, TxError> {
+    let policy = SchedulerPolicy::from(&app.settings);
+    for node in candidates.nodes()?.iter().take(MAX_CANDIDATES) {
+        let Some(facts) = candidates.facts(*node) else { continue };
+        let locked = node_ledgers::lock_with_state(tx, *node).await?;
+        if locked.state != Some(NodeState::Created)
+            || locked.is_cordoned
+            || locked.silence > policy.max_silence
+        {
+            continue;
+        }
+        let committed = scheduler::commit_capacity(request, facts, &locked.committed, &policy, now(), false);
+        if let Ok(committed) = committed {
+            node_ledgers::set(tx, *node, &committed).await?;
+            return Ok(Some((*node, committed)));
+        }
+    }
+    Ok(None)
+}
+
+/// Releases disk space of a node as part of a transaction, and returns its ledger.
+pub(crate) async fn release_disk_in(
+    tx: &mut Tx,
+    node: NodeId,
+    disk_gb: i64,
+) -> Result<(NodeId, CommittedCapacity), StoreError> {
+    let ledger = node_ledgers::lock(tx, node).await?;
+    let committed = scheduler::release_capacity(&ledger, 0, 0, disk_gb);
+    node_ledgers::set(tx, node, &committed).await?;
+    Ok((node, committed))
 }
 
 /// Returns the error for a request that no candidate had capacity for.

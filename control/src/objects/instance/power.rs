@@ -12,10 +12,10 @@ use muster_types::instance::{InstanceState, PowerState};
 use muster_types::node::{NodeApi, NodeFuture};
 use muster_types::spec::Vdi;
 use muster_types::time::now;
-use muster_types::vm::{ConsolePorts, VmPower};
+use muster_types::vm::{ConsolePorts, VmPlan, VmPower};
 use muster_types::{Error, Result};
 
-use super::{agent, migrate, object, operation_on, placed_again, plan, read_again, require_created};
+use super::{agent, migrate, object, operation_on, placed_again, plan, read_again, replica, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::audit::with_caller;
@@ -144,7 +144,7 @@ async fn start_with_free_ports(app: &App, node: &Arc<dyn NodeApi>, row: &Instanc
         let plan = plan::build(app, row, chosen).await?;
         // The VMs of a simulated node do not survive its daemon, and their disks hold no data.
         if row.state == InstanceState::Creating || node.identity().simulated {
-            node.vms().build(&plan).await?;
+            build_disks(app, node, row, &plan).await?;
         }
         match node.vms().start(&plan).await {
             // The port belongs to a process that is not one of our VMs.
@@ -164,9 +164,15 @@ pub(crate) async fn build_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceR
         Some(ports) => ports,
         None => choose_ports(app, node, row, None).await?,
     };
-    let built = node.vms().build(&plan::build(app, row, ports).await?).await;
+    let built = build_disks(app, node, row, &plan::build(app, row, ports).await?).await;
     shared_storage::record_wait(app, row, &built);
     built
+}
+
+/// Builds the disks of a VM: from the replica that they come from, if any, and those that are missing.
+async fn build_disks(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow, plan: &VmPlan) -> Result<()> {
+    replica::restore(app, node, row, plan).await?;
+    node.vms().build(plan).await
 }
 
 /// Reserves ports of a node for an instance, or for a migration of it to the node.

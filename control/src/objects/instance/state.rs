@@ -5,7 +5,8 @@ use muster_store::interfaces::{self, InterfaceRow};
 use muster_store::nodes::NodeRow;
 use muster_store::operations::{self, OperationRow};
 use muster_store::{
-    StoreError, Tx, TxError, agent_operations, blob_namespaces, blobs, references, transaction,
+    StoreError, Tx, TxError, agent_operations, blob_namespaces, blobs, instance_replicas, references,
+    transaction,
 };
 use muster_types::capacity::CommittedCapacity;
 use muster_types::event::{Event, EventType};
@@ -86,14 +87,18 @@ pub(crate) async fn fail_creation(app: &App, row: &OperationRow, reason: &str) -
     release(app, &instance, failed, InstanceState::Error).await
 }
 
-/// Records that the shared storage has all disks of an instance that becomes `created`, as part of the transaction that
-/// changes its state.
-pub(crate) async fn mark_shared_disks_in(tx: &mut Tx, row: &InstanceRow) -> Result<(), StoreError> {
-    if row.spec.storage_uuid.is_none() || row.spec.has_shared_disks {
+/// Records that the shared storage has all disks of an instance that becomes `created`, or that they do not depend on a replica
+/// any longer, as part of the transaction that changes its state.
+pub(crate) async fn settle_disks_in(tx: &mut Tx, row: &InstanceRow) -> Result<(), StoreError> {
+    let (has_shared_disks, is_restored) = (row.spec.storage_uuid.is_some(), row.spec.restore_from.is_some());
+    if has_shared_disks == row.spec.has_shared_disks && !is_restored {
         return Ok(());
     }
+    if is_restored {
+        instance_replicas::delete_others(tx, row.id, None).await?;
+    }
     let Some(current) = instances::get(&mut *tx, row.id).await? else { return Ok(()) };
-    let spec = InstanceSpec { has_shared_disks: true, ..current.spec };
+    let spec = InstanceSpec { has_shared_disks, restore_from: None, ..current.spec };
     instances::set_spec(tx, row.id, &spec, &current.disks).await
 }
 
@@ -160,6 +165,7 @@ async fn release_in(
     references::remove_from(tx, &object(id)).await?;
     if to == InstanceState::Deleted {
         agent_operations::delete_all(tx, id).await?;
+        instance_replicas::delete_others(tx, id, None).await?;
     } else {
         agent_operations::fail_all(tx, id, "the instance is in error").await?;
     }
