@@ -357,6 +357,13 @@ fn rejects_invalid_agent_arguments() {
 }
 
 #[test]
+fn rejects_webhook_updates_without_or_with_contradictory_changes() {
+    for line in ["muster webhook update ci chat", "muster webhook update ci chat --enable --disable"] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+}
+
+#[test]
 fn rejects_rules_without_claims_or_scopes() {
     for line in [
         "muster issuer update forge",

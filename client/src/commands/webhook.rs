@@ -56,7 +56,7 @@ pub enum Command {
 }
 
 /// Which events are sent.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Args)]
 pub struct Filters {
     /// Type of events that are sent, such as status; audit, mutate and status if not given
     #[arg(long = "event-type", value_name = "TYPE")]
@@ -91,8 +91,15 @@ pub struct Changes {
     /// URL that events are sent to
     #[arg(long)]
     url: Option<String>,
-    #[command(flatten)]
-    filters: Filters,
+    /// Type of events that are sent; replaces all previous ones
+    #[arg(long = "event-type", value_name = "TYPE")]
+    event_types: Vec<EventType>,
+    /// Type of objects whose events are sent; replaces all previous ones
+    #[arg(long = "object-type", value_name = "TYPE")]
+    object_types: Vec<ObjectType>,
+    /// Send only events whose message starts with this text; all if it is empty
+    #[arg(long, value_name = "TEXT")]
+    message_prefix: Option<String>,
     /// Send events
     #[arg(long, conflicts_with = "disable")]
     enable: bool,
@@ -111,7 +118,8 @@ impl Changes {
             "message_prefix": current.message_prefix,
             "enabled": self.enable || current.enabled && !self.disable,
         });
-        self.filters.add_to(&mut terms);
+        let Self { event_types, object_types, message_prefix, .. } = self;
+        Filters { event_types, object_types, message_prefix }.add_to(&mut terms);
         terms
     }
 }
@@ -262,7 +270,9 @@ mod tests {
     fn update_keeps_unchanged_terms() {
         let changes = Changes {
             url: None,
-            filters: Filters { event_types: vec![EventType::Usage], ..Filters::default() },
+            event_types: vec![EventType::Usage],
+            object_types: vec![],
+            message_prefix: None,
             enable: false,
             disable: true,
         };
