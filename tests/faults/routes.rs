@@ -143,7 +143,7 @@ async fn call_all(names: Vec<String>, addresses: Vec<String>, authority: PathBuf
     let images =
         WebServer::at(CLIENT_ADDRESS, |request, _| Reply::ok(request.path.repeat(100).as_bytes())).await;
     let servers = Servers { issuer, images };
-    let network = json!({ "name": "lan", "netblock": "10.0.0.0/24", "provide_dns": true });
+    let network = json!({ "name": "lan", "netblock": "10.0.0.0/16", "provide_dns": true });
     let network = text(&session.post(0, "/networks", network).await.unwrap(), "uuid").unwrap();
     session.wait_for(0, &format!("/networks/{network}"), "state", "created").await.unwrap();
     let objects = (0..HOSTS).map(|via| Objects::create(&session, via, &network));

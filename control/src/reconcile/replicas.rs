@@ -22,8 +22,8 @@ use muster_types::event::{Event, EventType};
 
 /// The interval between passes.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
-/// The interval while no instance of this daemon has replicas.
-const IDLE_INTERVAL: Duration = Duration::from_secs(5);
+/// The interval while no instance of this daemon has replicas. Few statements, because this is the case of most daemons.
+const IDLE_INTERVAL: Duration = Duration::from_secs(20);
 /// The maximum number of copies at the same time.
 const MAX_COPIES: usize = 4;
 /// The maximum time after a failure until the next attempt.

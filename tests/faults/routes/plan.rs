@@ -242,7 +242,8 @@ impl Objects<'_> {
 
     /// Returns an address of the shared network in the state that an operation needs.
     async fn address(&self, operation: &ApiOperation, collection: &str) -> Result<String, Problem> {
-        let free = format!("10.0.0.{}", 100 + self.number() % 150);
+        let number = self.number();
+        let free = format!("10.0.{}.{}", 100 + number / 250, number % 250 + 1);
         match (operation.method.as_str(), collection.rsplit('/').next()) {
             ("GET", Some("ping")) => {
                 let path = format!("/instances/{}/interfaces", self.guest);
