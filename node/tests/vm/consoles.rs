@@ -49,7 +49,10 @@ async fn ports_and_sessions_share_the_console_and_survive_a_restart_of_the_daemo
     fixture.stop_daemon();
     // What was sent before is still readable; then the session ends.
     let _ = session.read_to_end(&mut output).await;
-    assert!(are_closed(&plan));
+    // The tasks that listened end one after the other.
+    while !are_closed(&plan) {
+        tokio::task::yield_now().await;
+    }
     fixture.restart_daemon();
     fixture.vms().list().await.unwrap();
     let port = plan.ports.console;
