@@ -123,7 +123,7 @@ pub async fn allocate(
 }
 
 /// Allocates a random free address, or the one that has been quarantined longest, if that is at least `quarantine`
-/// seconds. Returns `None` if there is none.
+/// seconds. Returns `None` if no address is available.
 pub async fn allocate_any(
     tx: &mut Tx,
     pool: AddressPool,

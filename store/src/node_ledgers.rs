@@ -29,7 +29,7 @@ pub async fn list(mut db: impl Read) -> Result<HashMap<NodeId, CommittedCapacity
     Ok(rows.into_iter().map(|row| (row.node, row.committed)).collect())
 }
 
-/// Locks the ledger of a node until the transaction ends, and returns it. Creates it if there is none.
+/// Locks the ledger of a node until the transaction ends, and returns it. Creates it if it does not exist.
 pub async fn lock(tx: &mut Tx, node: NodeId) -> Result<CommittedCapacity, StoreError> {
     lock_row(tx, node).await?;
     let row: Option<LedgerRow> =

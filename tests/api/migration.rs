@@ -367,8 +367,7 @@ async fn refusal_names_why_no_other_node_takes_the_instance() {
     migration.update("UPDATE nodes SET state = 'deleted' WHERE name = ?", &["sim-2".into()]).await;
     let refused = migration.post("/migrate", json!({})).await;
     assert_eq!(refused.status, 409, "{}", refused.text);
-    let expected =
-        "there is no other node that could take the instance: sim-1 is the only node that runs instances";
+    let expected = "no other node can take the instance: sim-1 is the only node that runs instances";
     assert!(refused.text.contains(expected), "{}", refused.text);
     assert_eq!(migration.show().await["node"], "sim-1");
 }

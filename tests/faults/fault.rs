@@ -89,7 +89,7 @@ impl Deck {
         if let Some(only) = only {
             let kinds = FAULTS.into_iter().chain(LONG_FAULTS);
             let kinds: Vec<Fault> = kinds.filter(|fault| format!("{fault:?}").starts_with(only)).collect();
-            assert!(!kinds.is_empty(), "MUSTER_FAULT_KIND: there is no fault {only}");
+            assert!(!kinds.is_empty(), "MUSTER_FAULT_KIND: {only} is not a kind of fault");
             return Self { kinds, is_long_run: false, passes: 0, remaining: vec![] };
         }
         // The servers of Galera do not have small disks.

@@ -137,7 +137,7 @@ pub struct AgentOperationRecord {
     pub results: BTreeMap<String, Map<String, Value>>,
     /// The number of attempts so far.
     pub attempts: i64,
-    /// The deadline as Unix time; 0 if there is none.
+    /// The deadline as Unix time; 0 means no deadline.
     pub deadline: f64,
     /// The maximum number of seconds without progress of a transfer; 0 if unlimited.
     pub progress_timeout: f64,

@@ -47,7 +47,7 @@ pub struct AwaitedObject {
 pub struct NextStep {
     /// What to do.
     pub text: String,
-    /// The command that does it; `null` if there is none.
+    /// The command that does it; `null` if no command does it.
     pub command: Option<String>,
 }
 

@@ -340,7 +340,7 @@ pub trait VmApi: Send + Sync {
     ) -> NodeFuture<'a, u64>;
 
     /// Cancels a migration to another node that was interrupted, and with `resume` lets the guest continue. Call it only if the
-    /// instance cannot be moved by that migration. Succeeds if there is none.
+    /// instance cannot be moved by that migration. Succeeds if the VM is not being migrated.
     fn cancel_migration(&self, id: InstanceId, resume: bool) -> NodeFuture<'_, ()>;
 
     /// Copies the disks of a VM that is on or paused to its replica on another node, all as of the same point in time: only the

@@ -170,7 +170,7 @@ pub fn check_url_length(url: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks the prefix of messages. An empty one is none.
+/// Checks the prefix of messages. An empty prefix means that it is not set.
 pub fn check_message_prefix(prefix: Option<String>) -> Result<Option<String>> {
     let prefix = prefix.filter(|prefix| !prefix.is_empty());
     if prefix.as_ref().is_some_and(|prefix| prefix.chars().count() > MAX_PREFIX_LENGTH) {

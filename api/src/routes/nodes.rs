@@ -78,7 +78,7 @@ pub(crate) struct NodeEvacuation {
 ///
 /// Each instance keeps its uuid, name, MAC addresses and addresses. Disks on shared storage are used as they are, by a node that
 /// has mounted it. Others are created again from the latest snapshot of each disk or, if the instance is `disposable`, from its
-/// images; otherwise it ends in `error`. An instance for which there is no capacity stays on the node: repeat the request. If the host returns, it stops its VMs before it does anything else.
+/// images; otherwise it ends in `error`. An instance for which no node has capacity stays on the node: repeat the request. If the host returns, it stops its VMs before it does anything else.
 #[utoipa::path(post, path = "/nodes/{node}/evacuate", tag = "nodes", params(("node" = String, Path)), request_body = NodeEvacuation,
     responses((status = 404, description = "No such node."),
     (status = 409, description = "The node is alive, or `dead` is not true.")))]

@@ -127,7 +127,7 @@ fn until_escape(input: &[u8]) -> (&[u8], bool) {
     (&input[..end.unwrap_or(input.len())], end.is_some())
 }
 
-/// Waits for a signal, or forever if there is none.
+/// Waits for a signal, or forever without a signal handler.
 async fn next_signal(signal: &mut Option<Signal>) {
     match signal {
         Some(signal) => {

@@ -101,7 +101,7 @@ impl Secrets {
         }
     }
 
-    /// Finds the candidate that the secret belongs to. Takes as long if there is none.
+    /// Finds the candidate that the secret belongs to. Takes as long if no candidate matches.
     pub async fn find(
         &self,
         requester: HashRequester<'_>,

@@ -113,8 +113,8 @@ impl Rebalancer<'_> {
         instance.is_some_and(|instance| self.share_after(instance, source, target).is_some())
     }
 
-    /// Returns the best move from the fullest node to the emptiest one. If there is none, tries the next emptiest, then the next
-    /// fullest.
+    /// Returns the best move from the fullest node to the emptiest one. If no instance can move between them, tries the
+    /// next emptiest, then the next fullest.
     fn next_step(&self, nodes: &[BalancedNode]) -> Option<RebalanceStep> {
         let mut sorted: Vec<(f64, &BalancedNode)> =
             nodes.iter().map(|node| (self.share(node), node)).collect();

@@ -45,7 +45,7 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the target may take to load the state of the devices.
 const SWITCH_OVER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The bandwidth in bytes per second if there is no limit.
+/// The bandwidth in bytes per second that stands for "unlimited".
 const UNLIMITED_BANDWIDTH: u64 = 1 << 40;
 
 const BUFFER_SIZE: usize = 256 << 10;

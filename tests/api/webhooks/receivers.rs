@@ -81,7 +81,7 @@ async fn receivers_that_are_down_do_not_affect_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_receivers_delay_nobody_else() {
+async fn slow_receivers_do_not_delay_other_webhooks() {
     let fixture = Fixture::new().await;
     let slow = receiver(0).await;
     let server = receiver(200).await;

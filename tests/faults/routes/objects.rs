@@ -176,6 +176,18 @@ impl Objects<'_> {
         Ok(())
     }
 
+    /// Returns the node whose host lost power, once the cluster knows it: it is `missing`, and `error` after some
+    /// time without check-ins.
+    pub(super) async fn dead_node(&self) -> Result<String, Problem> {
+        let path = format!("/nodes/{}", self.dead_node);
+        while !["missing", "error"]
+            .contains(&text(&self.session.get(self.home, &path).await?, "state")?.as_str())
+        {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        Ok(self.dead_node.clone())
+    }
+
     /// Queues a command in the guest.
     pub(super) async fn agent_operation(&self) -> Result<String, Problem> {
         let path = format!("/instances/{}/agent/execute", self.guest);

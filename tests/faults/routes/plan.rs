@@ -204,11 +204,7 @@ impl Objects<'_> {
             "network_ref" if is_deletion && is_at("{network_ref}") => self.network(&json!({})).await,
             "network_ref" => Ok(self.network.clone()),
             "address" => self.address(operation, collection).await,
-            "node" if operation.is("DELETE", "/nodes/{node}") || is_at("/evacuate") => {
-                let path = format!("/nodes/{}", self.dead_node);
-                self.session.wait_for(self.home, &path, "state", "missing").await?;
-                Ok(self.dead_node.clone())
-            }
+            "node" if operation.is("DELETE", "/nodes/{node}") || is_at("/evacuate") => self.dead_node().await,
             "node" => Ok(self.home_node().to_owned()),
             _ => Err(format!("there is no object for the parameter {parameter}")),
         }

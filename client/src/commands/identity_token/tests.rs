@@ -1,4 +1,4 @@
-//! All sources of a token, and the errors if there is none.
+//! All sources of a token, and the errors without one.
 
 use std::fs;
 

@@ -146,7 +146,7 @@ pub(crate) async fn plan(
     if others.is_empty() {
         let name = &source.identity.name;
         return Err(Error::Conflict(format!(
-            "there is no other node that could take the instance: {name} is the only node that runs instances"
+            "no other node can take the instance: {name} is the only node that runs instances. Add a host with `muster node invite`"
         )));
     }
     let request = PlacementRequest {

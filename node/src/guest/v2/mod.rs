@@ -87,7 +87,7 @@ pub(super) async fn run_sessions(channel: Arc<AgentChannel>, address: AgentAddre
     }
 }
 
-/// Returns the delay before the next session, or `None` if there is none.
+/// Returns the delay before the next session, or `None` if no session follows.
 fn reconnect_delay(end: &SessionEnd, last_contact: Instant) -> Option<Duration> {
     Some(match end {
         SessionEnd::VmDetached => return None,
