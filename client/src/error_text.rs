@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io;
 use std::iter;
 
+use muster_types::server_trust::tls_error;
 use rustls::CertificateError;
 
 /// Returns the message of an I/O error in lower case and without the OS error number.
@@ -34,15 +35,8 @@ pub(crate) fn is_connection_refused(error: &reqwest::Error) -> bool {
 
 /// Returns whether no trusted certificate authority issued the server's certificate.
 pub(crate) fn is_unknown_issuer(error: &reqwest::Error) -> bool {
-    causes(error)
-        .filter_map(tls_error)
-        .any(|cause| matches!(cause, rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)))
-}
-
-/// Returns the TLS error that a cause is or, as an I/O error, wraps.
-fn tls_error<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
-    let wrapped = || cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref();
-    cause.downcast_ref().or_else(wrapped)
+    let unknown_issuer = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
+    tls_error(error) == Some(&unknown_issuer)
 }
 
 fn causes<'a>(error: &'a reqwest::Error) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
@@ -52,15 +46,6 @@ fn causes<'a>(error: &'a reqwest::Error) -> impl Iterator<Item = &'a (dyn Error 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn finds_tls_errors_inside_io_errors() {
-        let tls = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
-        let wrapped = io::Error::other(tls.clone());
-        assert_eq!(tls_error(&wrapped), Some(&tls));
-        assert_eq!(tls_error(&tls), Some(&tls));
-        assert_eq!(tls_error(&io::Error::other("other")), None);
-    }
 
     #[test]
     fn io_errors_are_lower_case_without_number() {

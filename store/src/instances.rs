@@ -30,7 +30,7 @@ use super::{
 pub use details::{InstanceDetails, details};
 pub use placement::{
     awaiting_creation, clear_committed, clear_node, committed_of, lock_awaiting_creation, lock_placed,
-    move_to_target, place_again, ports, reserve_generation, set_node, set_ports,
+    move_to_target, place_again, ports, reserve_generation, set_committed_disk, set_node, set_ports,
 };
 
 #[derive(Debug, Clone, PartialEq)]

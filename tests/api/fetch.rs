@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::http::Method;
 use muster_test_cluster::{Cluster, wait_for};
+use muster_testing::issuer::{Certificate, Issuer};
 use muster_testing::web_server::{ReceivedRequest, Reply, RequestHandler, WebServer};
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
@@ -266,6 +267,18 @@ async fn error_of_unreachable_host_does_not_blame_its_server() {
     let url = format!("http://{address}/x");
     let fetched = tokio::time::timeout(Duration::from_secs(60), fetch(&cluster, &token, &url)).await;
     assert_eq!(error(&fetched.expect("within 30 seconds")), "cannot connect to 127.0.0.1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn error_of_untrusted_server_names_its_certificate() {
+    let (cluster, token) = cluster().await;
+    for certificate in [Certificate::Good, Certificate::SelfSigned, Certificate::SelfSignedAuthority] {
+        let server = Issuer::start_with(certificate);
+        let record = fetch(&cluster, &token, &server.jwks_uri()).await;
+        let reason = "the certificate of localhost is not issued by a trusted certificate authority";
+        assert_eq!((record["state"].as_str(), error(&record)), (Some("error"), reason), "{certificate:?}");
+        assert_eq!(server.fetches(), 0);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use muster_test_cluster::{ApiResponse, Cluster};
+use muster_testing::web_server::{Reply, WebServer};
 use serde_json::{Value, json};
 
 use crate::instances::instance_request;
@@ -314,4 +315,81 @@ async fn limits_are_exact_under_concurrent_requests_on_mariadb() {
         Some(url) => assert_limits_are_exact(Some(&url)).await,
         None => muster_testing::skipped("mariadb-server"),
     }
+}
+
+/// Returns an image for a disk of 3 GB.
+async fn image_of_3_gb(cluster: &Cluster, token: &str) -> Vec<u8> {
+    let disk = json!({"disk": [{"size": 3, "type": "disk"}]});
+    let path = format!("/instances/{}", assert_created(&try_instance(cluster, token, "origin", disk).await));
+    cluster.settle().await;
+    let snapshots = post(cluster, token, &format!("{path}/snapshot"), json!({})).await.body;
+    cluster.settle().await;
+    let image = cluster.download_until_error(token, snapshots["vda"]["blob_uuid"].as_str().unwrap()).await;
+    delete(cluster, token, &path).await;
+    cluster.settle().await;
+    image
+}
+
+/// Disks without a size count as soon as their images are fetched, in quotas, claims and on their nodes.
+async fn assert_disks_of_fetched_images_count(url: Option<&str>) {
+    let (cluster, [system, ci]) = cluster(url, &[("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1")]).await;
+    let image = image_of_3_gb(&cluster, &system).await;
+    let web = WebServer::new(move |_, _| Reply::ok(&image)).await;
+    let disk = json!({"disk": [{"base": web.url("/image"), "type": "disk"}]});
+    let claim =
+        json!({"limit_cpus": 8, "limit_memory_mb": 8000, "limit_disk_gb": 10, "expires_in_seconds": 3600});
+    let claim = assert_created(&post(&cluster, &system, "/auth/namespaces/ci/claims", claim).await);
+    set(&cluster, &system, "disk_gb", 5).await;
+    for name in ["a", "b", "c"] {
+        assert_created(&try_instance(&cluster, &ci, name, disk.clone()).await);
+    }
+    cluster.settle().await;
+    let instances = get(&cluster, &ci, "/instances?all=true").await.body;
+    let instances = instances.as_array().unwrap();
+    let created: Vec<&Value> = instances.iter().filter(|record| record["state"] == "created").collect();
+    assert_eq!((instances.len(), created.len()), (3, 1), "{instances:?}");
+    for record in instances.iter().filter(|record| record["state"] != "created") {
+        let reason = record["error_message"].as_str().unwrap_or_default();
+        assert!(reason.contains("disk_gb (limit 5, used 3, requested 3)"), "{record}");
+    }
+    let disk_of_nodes =
+        async || -> i64 { cluster.committed_capacity().await.values().map(|(_, _, disk_gb)| disk_gb).sum() };
+    let claimed = async || -> i64 {
+        let record = get(&cluster, &system, &format!("/auth/namespaces/ci/claims/{claim}")).await.body;
+        record["used_disk_gb"].as_i64().unwrap()
+    };
+    assert_eq!((used(&cluster, &ci, "disk_gb").await, disk_of_nodes().await, claimed().await), (3, 3, 3));
+    delete(&cluster, &ci, &format!("/instances/{}", created[0]["uuid"].as_str().unwrap())).await;
+    cluster.settle().await;
+    assert_eq!((used(&cluster, &ci, "disk_gb").await, disk_of_nodes().await, claimed().await), (0, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disks_without_size_count_with_their_images_on_sqlite() {
+    assert_disks_of_fetched_images_count(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disks_without_size_count_with_their_images_on_mariadb() {
+    match muster_testing::database_url() {
+        Some(url) => assert_disks_of_fetched_images_count(Some(&url)).await,
+        None => muster_testing::skipped("mariadb-server"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn image_that_is_too_large_for_the_node_puts_the_instance_into_error() {
+    let (large, [system, _]) = cluster(None, &[]).await;
+    let image = image_of_3_gb(&large, &system).await;
+    let web = WebServer::new(move |_, _| Reply::ok(&image)).await;
+    let settings = [("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1")];
+    let cluster = Cluster::sized(None, &settings, (16, 65536, 2)).await;
+    let token = cluster.token("system").await;
+    let disk = json!({"disk": [{"base": web.url("/image"), "type": "disk"}]});
+    let id = assert_created(&try_instance(&cluster, &token, "big", disk).await);
+    cluster.settle().await;
+    let record = get(&cluster, &token, &format!("/instances/{id}")).await.body;
+    let reason = record["error_message"].as_str().unwrap_or_default();
+    assert!(record["state"] == "error" && reason.contains("need 3 GB"), "{record}");
+    assert!(reason.contains("2.0 GB of disk are free") && reason.contains("Set the size"), "{reason}");
 }

@@ -6,7 +6,9 @@
 //! authority. `openssl req -x509` marks it as an authority by default, so a self-signed authority is pinned as well: the
 //! usual verifiers reject an authority as the certificate of a server.
 
+use std::error::Error;
 use std::sync::Arc;
+use std::{io, iter};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
@@ -141,6 +143,38 @@ fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>,
     Ok(parsed)
 }
 
+/// Returns the TLS error that an error is, wraps as an I/O error, or is caused by.
+#[must_use]
+pub fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    iter::successors(Some(error), |&cause| wrapped_error(cause).or_else(|| cause.source()))
+        .find_map(|cause| cause.downcast_ref())
+}
+
+/// Returns the error that an I/O error wraps. Its source is only the source of that error.
+fn wrapped_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    let wrapped = error.downcast_ref::<io::Error>()?.get_ref()?;
+    Some(wrapped)
+}
+
+/// Returns what is wrong with the certificate of a server, if that is why a request failed.
+#[must_use]
+pub fn certificate_problem(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    let rustls::Error::InvalidCertificate(problem) = tls_error(error)? else { return None };
+    Some(match problem {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "has expired",
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "is not valid yet",
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "is for another host name"
+        }
+        CertificateError::Revoked => "is revoked",
+        // The other error is that of a self-signed authority.
+        CertificateError::UnknownIssuer | CertificateError::Other(_) => {
+            "is not issued by a trusted certificate authority"
+        }
+        _ => "is not valid",
+    })
+}
+
 /// Checks that a certificate is valid at a time.
 fn verify_dates(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), rustls::Error> {
     let parsed = parse(certificate)?;
@@ -192,6 +226,17 @@ mod tests {
 
     fn summer() -> i64 {
         date_time_ymd(2026, 7, 1).unix_timestamp()
+    }
+
+    #[test]
+    fn finds_tls_errors_inside_io_errors() {
+        let tls = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        let wrapped = io::Error::other(io::Error::other(tls.clone()));
+        assert_eq!(tls_error(&wrapped), Some(&tls));
+        assert_eq!(tls_error(&tls), Some(&tls));
+        assert_eq!(tls_error(&io::Error::other("other")), None);
+        assert_eq!(certificate_problem(&wrapped), Some("is not issued by a trusted certificate authority"));
+        assert_eq!(certificate_problem(&rustls::Error::DecryptError), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_types::server_trust::certificate_problem;
 use muster_types::settings::Settings;
 use muster_types::{Error, Result};
 use reqwest::{Client, Url};
@@ -25,6 +26,8 @@ pub(crate) enum RequestFailure {
     Blocked(BlockedAddress),
     /// No server responded.
     NoResponse(String),
+    /// The server is not trusted.
+    Untrusted(String),
     /// The server did not send a complete response.
     Interrupted(String),
 }
@@ -73,6 +76,9 @@ impl GuardedClient {
             source = cause.source();
         }
         let host = host_of(url);
+        if let Some(problem) = certificate_problem(error) {
+            return RequestFailure::Untrusted(format!("the certificate of {host} {problem}"));
+        }
         match (error.is_connect(), self.has_proxy) {
             (true, false) => RequestFailure::NoResponse(format!("cannot connect to {host}")),
             (true, true) => {

@@ -277,6 +277,7 @@ impl<'a> Fetch<'a> {
         match self.client.classify(url, error) {
             RequestFailure::Blocked(blocked) => Failure::Final(not_allowed(&blocked)),
             RequestFailure::NoResponse(reason) => Failure::NoResponse(reason),
+            RequestFailure::Untrusted(reason) => reject(&reason),
             RequestFailure::Interrupted(reason) => {
                 tracing::info!(?error, "failed to request an image");
                 Failure::Transient(reason)

@@ -15,7 +15,9 @@ use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::instance::create::reference_blobs_in;
 use crate::objects::instance::state::{fail_creation, record_state_change, set_state, settle_disks_in};
-use crate::objects::instance::{agent, image, local_node, object, plan, power, read_again, target_id};
+use crate::objects::instance::{
+    agent, image, local_node, object, placement, plan, power, read_again, target_id,
+};
 use crate::objects::network::wait::wait_instance_networks;
 use crate::queue::{CreateInstance, Operation as _};
 use muster_store::instances::{self, InstanceRow};
@@ -34,7 +36,12 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     &[
         Step {
             name: "instance_preflight",
-            run: |app, row| Box::pin(preflight(app, row)),
+            run: |app, row| {
+                Box::pin(async move {
+                    preflight(app, row).await?;
+                    commit_disks(app, row).await
+                })
+            },
             undo: Undo::NotNeeded("other instances may use the images; unused ones are removed later"),
         },
         ENSURE_NETWORKS,
@@ -120,6 +127,33 @@ pub(super) async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
             }
             Ok(instances::set_spec(tx, instance.id, &spec, &disks).await?)
         })?;
+    }
+    Ok(())
+}
+
+/// Commits the space of disks without a size, which is that of their images.
+async fn commit_disks(app: &App, row: &OperationRow) -> Result<()> {
+    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
+    if instance.spec.disks.iter().all(|disk| disk.spec.size.is_some()) {
+        return Ok(());
+    }
+    let disk_gb = image::disk_gb(app, &instance.spec).await?;
+    if disk_gb <= instance.committed.disk_gb {
+        return Ok(());
+    }
+    let max_age = Duration::from_secs(app.settings.scheduler_cache_timeout);
+    let nodes = app.placement.get(&app.store, max_age).await?;
+    let ledger = transaction!(app.store, |tx| {
+        // The capacity of an instance that is being deleted is released.
+        if !instances::lock(tx, instance.id, CREATING_STATES).await?
+            || !instances::lock_placed(tx, &instance).await?
+        {
+            return Ok(None);
+        }
+        placement::add_disk_in(app, tx, &instance, disk_gb, &nodes).await
+    })?;
+    if let Some((node, committed)) = ledger {
+        app.placement.update(node, committed);
     }
     Ok(())
 }

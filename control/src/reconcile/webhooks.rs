@@ -229,7 +229,11 @@ async fn send(
         Ok(Err(RequestFailure::Blocked(blocked))) => {
             return Err(AttemptFailure::new(format!("url: {blocked}")));
         }
-        Ok(Err(RequestFailure::NoResponse(reason) | RequestFailure::Interrupted(reason))) => {
+        Ok(Err(
+            RequestFailure::NoResponse(reason)
+            | RequestFailure::Untrusted(reason)
+            | RequestFailure::Interrupted(reason),
+        )) => {
             return Err(AttemptFailure::new(reason));
         }
         Err(_) => {

@@ -65,6 +65,18 @@ pub fn commit_capacity(
     })
 }
 
+/// Commits disk space only. Returns the new ledger, which the caller writes while it holds the ledger's lock.
+pub fn commit_disk(
+    request: &PlacementRequest,
+    facts: &NodeFacts,
+    committed: &CommittedCapacity,
+    policy: &SchedulerPolicy,
+) -> Result<CommittedCapacity, CapacityDenied> {
+    check_disk(request, facts, committed, policy).map_err(|reason| CapacityDenied::new(&reason, false))?;
+    let disk_gb = committed.disk_gb.saturating_add(request.node_disk_gb());
+    Ok(CommittedCapacity { disk_gb, ..*committed })
+}
+
 /// Releases the capacity of an instance. Its expected demand decays by itself.
 #[must_use]
 pub fn release_capacity(

@@ -29,7 +29,7 @@ pub use candidates::candidates;
 pub use cluster_capacity::{
     CapacityShortfall, ClusterCapacity, cluster_capacity, require_claimable, require_unclaimed,
 };
-pub use ledger::{CapacityDenied, commit_capacity, release_capacity};
+pub use ledger::{CapacityDenied, commit_capacity, commit_disk, release_capacity};
 pub use node_facts::NodeFacts;
 pub use outcome::{PlacementOutcome, PlacementRefusal, StageReport};
 pub use policy::SchedulerPolicy;

@@ -22,7 +22,7 @@ pub enum StorageRequest {
 pub struct PlacementRequest {
     pub cpus: i64,
     pub memory_mb: i64,
-    /// The sum of the disk sizes that are given.
+    /// The sum of the disk sizes that are known.
     pub disk_gb: i64,
     /// The only node that is acceptable.
     pub required_node: Option<NodeId>,

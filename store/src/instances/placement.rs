@@ -53,6 +53,13 @@ pub async fn lock_placed(tx: &mut Tx, row: &InstanceRow) -> Result<bool, StoreEr
     Ok(tx.execute(sql, params![row.id, node, row.generation]).await? == 1)
 }
 
+/// Changes the disk space that is committed to an instance.
+pub async fn set_committed_disk(tx: &mut Tx, id: InstanceId, disk_gb: i64) -> Result<(), StoreError> {
+    let sql = "UPDATE instances SET claimed_disk = ?, version = version + 1 WHERE uuid = ?";
+    tx.execute(sql, params![disk_gb, id]).await?;
+    Ok(())
+}
+
 /// Clears the committed capacity of an instance, which stays on its node.
 pub async fn clear_committed(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
     tx.execute(

@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use muster_types::server_trust::certificate_problem;
 use reqwest::{Response, StatusCode, Url, header};
 
 use super::ca_bundle::KeyClients;
@@ -83,6 +84,9 @@ async fn read_body(response: Response) -> Result<Vec<u8>, String> {
 
 /// Returns the text of the innermost cause, which is the most specific one.
 fn root_cause(error: &reqwest::Error) -> String {
+    if let Some(problem) = certificate_problem(error) {
+        return format!("the certificate of the server {problem}");
+    }
     let mut cause: &dyn StdError = error;
     while let Some(next) = cause.source() {
         if cause.is::<BlockedAddress>() {

@@ -216,7 +216,7 @@ fn unusable(error: Error) -> Error {
 }
 
 /// Returns the total size of the disks, as far as it is known.
-pub(super) async fn disk_gb(app: &App, spec: &InstanceSpec) -> Result<i64> {
+pub(crate) async fn disk_gb(app: &App, spec: &InstanceSpec) -> Result<i64> {
     let mut sum = 0u64;
     for disk in &spec.disks {
         let size = match (disk.spec.size, disk.blob_uuid) {

@@ -10,6 +10,7 @@ use muster_types::event_message::EventMessage;
 use muster_types::ids::{InstanceId, NodeId, StorageId};
 use muster_types::node::NodeState;
 use muster_types::object::ObjectType;
+use muster_types::quota::QuotaName;
 use muster_types::spec::parse_affinity;
 use muster_types::time::now;
 use muster_types::{Error, Result};
@@ -19,6 +20,7 @@ use super::object;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::claim;
+use crate::objects::quota;
 use crate::scheduler::{
     self, NodeFacts, PlacementOutcome, PlacementRefusal, PlacementRequest, SchedulerPolicy, StorageRequest,
 };
@@ -246,13 +248,55 @@ pub(crate) async fn reserve_disk_in(
         {
             continue;
         }
-        let committed = scheduler::commit_capacity(request, facts, &locked.committed, &policy, now(), false);
-        if let Ok(committed) = committed {
+        if let Ok(committed) = scheduler::commit_disk(request, facts, &locked.committed, &policy) {
             node_ledgers::set(tx, *node, &committed).await?;
             return Ok(Some((*node, committed)));
         }
     }
     Ok(None)
+}
+
+/// Commits the disk space that an instance needs more than was known when it was placed, as part of a transaction that has
+/// locked the instance: to the ledger of its node, and to the claim and the quota of its namespace. Pass the result to
+/// [`PlacementCache::update`](crate::state::PlacementCache::update) afterwards.
+pub(crate) async fn add_disk_in(
+    app: &App,
+    tx: &mut Tx,
+    row: &InstanceRow,
+    disk_gb: i64,
+    nodes: &NodeCapacity,
+) -> Result<Option<(NodeId, CommittedCapacity)>, TxError> {
+    let added = disk_gb.saturating_sub(row.committed.disk_gb);
+    let (Some(node), true) = (row.node, added > 0) else { return Ok(None) };
+    let Some((facts, _)) = nodes.iter().find(|(facts, _)| facts.id == node) else {
+        return Err(Error::Unavailable("the node of the instance is not up".into()).into());
+    };
+    let admission = quota::Admission::begin(app, tx, &row.namespace, &[(QuotaName::DiskGb, added)]).await?;
+    // A quota is reported rather than a lack of capacity.
+    admission.reject_early(tx, &[QuotaName::DiskGb]).await?;
+    let no_capacity = |reason: &str| {
+        Error::InsufficientCapacity(format!(
+            "the disks of the instance need {disk_gb} GB, which was not known before their images were fetched, and \
+             {reason}. Set the size of each disk, so that a node with enough space is chosen",
+        ))
+    };
+    let ledger = node_ledgers::lock(tx, node).await?;
+    let request = PlacementRequest {
+        disk_gb: added,
+        storage: row.spec.storage_uuid.map_or(StorageRequest::Local, StorageRequest::Shared),
+        ..PlacementRequest::default()
+    };
+    let policy = SchedulerPolicy::from(&app.settings);
+    let committed = scheduler::commit_disk(&request, facts, &ledger, &policy)
+        .map_err(|denied| no_capacity(&format!("node {}: {}", facts.name, denied.reason)))?;
+    let wanted = Capacity { disk_gb: added, ..Capacity::default() };
+    claim::charge_in(app, tx, &row.namespace, &wanted, nodes)
+        .await?
+        .map_err(|reason| no_capacity(&reason))?;
+    node_ledgers::set(tx, node, &committed).await?;
+    instances::set_committed_disk(tx, row.id, disk_gb).await?;
+    admission.finish(tx).await?;
+    Ok(Some((node, committed)))
 }
 
 /// Releases disk space of a node as part of a transaction, and returns its ledger.

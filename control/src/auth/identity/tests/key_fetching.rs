@@ -380,7 +380,7 @@ async fn failed_fetches_are_events_of_the_issuer() {
 #[tokio::test]
 async fn rejects_server_with_invalid_certificate() {
     for (certificate, word) in
-        [(Certificate::WrongHost, "elsewhere.example"), (Certificate::Expired, "expired")]
+        [(Certificate::WrongHost, "is for another host name"), (Certificate::Expired, "has expired")]
     {
         let fixture = Fixture::of(Issuer::start_with(certificate), &[LOOPBACK]);
         let why = fixture.rejection().await;
