@@ -8,7 +8,7 @@ AGENT_TARGET   = x86_64-unknown-linux-gnu
 DATA_DIR      ?=
 LISTEN        ?=
 
-.PHONY: build quick agent deb-agent image run test test-faults test-upgrade check bench fuzz packages-run packages-test packages-image
+.PHONY: build quick agent deb-agent image run test test-faults test-upgrade check bench bench-scale fuzz packages-run packages-test packages-image
 .DEFAULT_GOAL := build
 
 build: packages-run           ## target/release/muster
@@ -47,6 +47,10 @@ check: packages-run           ## formatting and lints
 bench: packages-test image    ## speed and memory, as one table
 	cargo build --release --locked -p muster -p muster-bench
 	./target/release/muster-bench
+
+bench-scale: packages-test    ## ten daemons with 10, 100 and 1000 simulated nodes on one MariaDB, as a table and docs/images/scale.svg
+	cargo build --release --locked -p muster -p muster-bench
+	./target/release/muster-bench --scale --plot docs/images/scale.svg
 
 fuzz:                         ## two minutes on each fuzz target; needs a nightly toolchain and cargo-fuzz
 	cd fuzz && for target in body frames identity token; do cargo +nightly fuzz run $$target -- -max_total_time=120 || exit 1; done

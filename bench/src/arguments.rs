@@ -22,6 +22,12 @@ pub(crate) struct Arguments {
     /// Run only the benchmarks of identity token exchanges
     #[arg(long)]
     pub(crate) exchanges: bool,
+    /// Run only the benchmark of ten daemons with 10, 100 and 1000 simulated nodes on one MariaDB
+    #[arg(long)]
+    pub(crate) scale: bool,
+    /// Draw the results of --scale to an SVG file
+    #[arg(long, value_name = "PATH", requires = "scale")]
+    pub(crate) plot: Option<PathBuf>,
     /// Run only the benchmarks of the agent in real guests
     #[arg(long)]
     pub(crate) agent: bool,

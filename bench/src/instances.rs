@@ -180,7 +180,7 @@ async fn create(
 }
 
 /// Waits until all operations have ended and all instances are created.
-async fn wait_until_settled(store: &Store) -> anyhow::Result<()> {
+pub(crate) async fn wait_until_settled(store: &Store) -> anyhow::Result<()> {
     let count = async |sql: &str| {
         let row = store.query_one(sql, &[]).await?.context("no count")?;
         anyhow::Ok(row.scalar::<i64>()?)

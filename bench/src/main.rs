@@ -24,6 +24,7 @@ mod networks;
 mod port;
 mod requests;
 mod sampling;
+mod scale;
 mod server;
 mod table;
 
@@ -102,6 +103,8 @@ async fn measure_selected(arguments: &Arguments, program: &Path, table: &mut Tab
         agents::measure(program, directory, &arguments.image, quick, table).await?;
     } else if arguments.agent {
         agents::measure_in_namespace(arguments, program, table).await.context("agents")?;
+    } else if arguments.scale {
+        scale::measure(program, quick, arguments.plot.as_deref(), table).await.context("scale")?;
     } else if arguments.logins {
         logins::measure(program, table).await.context("logins")?;
     } else if arguments.exchanges {

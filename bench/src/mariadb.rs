@@ -6,11 +6,12 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use nix::unistd::Pid;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::server::{free_address, stop};
+use crate::server::{cpu_of, free_address, stop};
 
 /// The timeout for starting.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -58,7 +59,8 @@ impl MariaDb {
             .arg(format!("--pid-file={}", directory.join("mariadb.pid").display()))
             .arg(format!("--init-file={}", init_file.display()))
             .arg(format!("--port={}", address.port()))
-            .args(["--bind-address=127.0.0.1", "--innodb-buffer-pool-size=64M", "--performance-schema=OFF"])
+            .args(["--bind-address=127.0.0.1", "--innodb-buffer-pool-size=256M", "--performance-schema=OFF"])
+            .arg("--max-connections=1000")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log)?)
@@ -78,6 +80,12 @@ impl MariaDb {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// Returns the CPU time of the server.
+    pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
+        let pid = self.process.id().context("MariaDB has exited")?;
+        cpu_of(Pid::from_raw(i32::try_from(pid)?))
     }
 
     pub(crate) async fn stop(self) -> anyhow::Result<()> {

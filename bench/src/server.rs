@@ -85,8 +85,14 @@ impl Server {
         wait_for(&mut process, address, "/readyz").await.with_context(log_text)?;
         let startup_time = began.elapsed();
         wait_for(&mut process, metrics, "/metrics").await.with_context(log_text)?;
-        let credentials: Value = serde_json::from_slice(&std::fs::read(data.join("credentials.json"))?)?;
-        let key = credentials["key"].as_str().context("no key in credentials.json")?.to_owned();
+        let key = match settings.iter().find(|(name, _)| name == "MUSTER_SYSTEM_KEY") {
+            Some((_, key)) => key.clone(),
+            None => {
+                let credentials: Value =
+                    serde_json::from_slice(&std::fs::read(data.join("credentials.json"))?)?;
+                credentials["key"].as_str().context("no key in credentials.json")?.to_owned()
+            }
+        };
         Ok(Self { process, pid: Pid::from_raw(i32::try_from(pid)?), address, metrics, key, startup_time })
     }
 
@@ -118,7 +124,7 @@ impl Server {
 
     /// Returns the CPU time of all threads, including those that have exited, with nanosecond resolution.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
-        Ok(ClockId::pid_cpu_clock_id(self.pid)?.now()?.into())
+        cpu_of(self.pid)
     }
 
     /// Returns the share of a core that the server uses without requests, measured over a period.
@@ -169,9 +175,19 @@ impl Server {
         Ok(())
     }
 
+    /// Ends the process as a power failure would.
+    pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
+        Ok(self.process.kill().await?)
+    }
+
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         stop(self.process).await.context("failed to stop the server")
     }
+}
+
+/// Returns the CPU time of a process.
+pub(crate) fn cpu_of(pid: Pid) -> anyhow::Result<Duration> {
+    Ok(ClockId::pid_cpu_clock_id(pid)?.now()?.into())
 }
 
 /// Stops a process by SIGTERM, or by SIGKILL after a timeout.

@@ -39,6 +39,9 @@ pub(crate) struct Arguments {
     /// Run this many simulated nodes instead of this host; needs neither root nor QEMU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     simulate: Option<u16>,
+    /// Number of the first simulated node; daemons with one database need different ones
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, requires = "simulate", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    simulate_from: u16,
     /// Publish a disk image to all namespaces as sf://upload/system/NAME with the label NAME
     #[arg(long, value_name = "NAME=FILE", value_parser = parse_image)]
     image: Vec<(String, PathBuf)>,
@@ -394,7 +397,8 @@ fn create_nodes(
     listen_address: SocketAddr,
 ) -> anyhow::Result<Vec<Arc<dyn NodeApi>>> {
     if let Some(count) = arguments.simulate {
-        let numbers: Vec<usize> = (1..=usize::from(count)).collect();
+        let first = usize::from(arguments.simulate_from);
+        let numbers: Vec<usize> = (first..first + usize::from(count)).collect();
         let names: Vec<String> = numbers.iter().map(|number| format!("sim-{number}")).collect();
         let ids = data.node_ids(&names)?;
         let node = |(number, id): (usize, _)| -> Arc<dyn NodeApi> {

@@ -85,6 +85,43 @@ async fn another_node_becomes_maintainer_after_kill() {
     assert_eq!(nodes.as_array().unwrap().len(), 3);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn several_daemons_simulate_nodes_of_one_cluster() {
+    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let directory = tempfile::tempdir().unwrap();
+    let simulating = |name: &str, first: &str| {
+        member(directory.path(), name, &url).arguments(&["--simulate", "2", "--simulate-from", first])
+    };
+    let [one, other] = [("n1", "1"), ("n2", "3")].map(|(name, first)| simulating(name, first).start());
+    let stderr =
+        String::from_utf8_lossy(&simulating("n3", "2").command().output().unwrap().stderr).into_owned();
+    assert!(stderr.contains("a node named sim-2 exists") && stderr.contains("--simulate-from"), "{stderr}");
+    let token = one.log_in("system", "the first key").await;
+    // A request through one daemon is executed by the other, which runs the node.
+    for number in 1..=4 {
+        let node = format!("sim-{number}");
+        let body = json!({
+            "name": format!("on-{node}"), "cpus": 1, "memory": 256, "disk": [{"size": 1}], "network": [],
+            "placed_on": node,
+        });
+        let (status, record) = one.call(&token, Method::POST, "/instances", Some(body)).await;
+        assert_eq!(status, 200, "{record}");
+        let path = format!("/instances/{}", record["uuid"].as_str().unwrap());
+        wait_for("the instance", async || {
+            let (_, record) = other.call(&token, Method::GET, &path, None).await;
+            (record["state"] == "created" && record["node"] == node.as_str()).then_some(())
+        })
+        .await;
+        assert_eq!(one.call(&token, Method::POST, &format!("{path}/poweroff"), Some(json!({}))).await.0, 200);
+        assert_eq!(other.call(&token, Method::DELETE, &path, None).await.0, 200);
+        wait_for("the deletion", async || {
+            let (status, record) = one.call(&token, Method::GET, &path, None).await;
+            (status == 404 || record["state"] == "deleted").then_some(())
+        })
+        .await;
+    }
+}
+
 #[test]
 fn refuses_to_join_with_other_seed_or_existing_name() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };

@@ -119,8 +119,8 @@ async fn try_join(app: &App, tx: &mut Tx, identity: &NodeIdentity) -> Result<Joi
 
 fn name_taken(identity: &NodeIdentity, other: &NodeRow) -> Error {
     Error::Conflict(format!(
-        "a node named {} exists with another id ({}): two daemons cannot share a name (set NODE_NAME; only one daemon \
-         can run simulated nodes), and a reinstalled host needs NODE_UUID set to {}",
+        "a node named {} exists with another id ({}): two daemons cannot share a name (set NODE_NAME, or \
+         --simulate-from for simulated nodes), and a reinstalled host needs NODE_UUID set to {}",
         identity.name,
         description(other),
         other.identity.id
