@@ -8,6 +8,7 @@ const PATHS = {
   artifacts: "M12 3l8 4.5v9L12 21l-8-4.5v-9zM4 7.5l8 4.5 8-4.5M12 12v9",
   nodes: "M4 4h16v6H4zM4 14h16v6H4zM8 7h.01M8 17h.01",
   namespaces: "M3 6h6l2 2h10v11H3z",
+  issuers: "M12 3l7 3v5c0 5-3 8-7 10-4-2-7-5-7-10V6zM9 12l2 2 4-4",
   operations: "M20 12a8 8 0 1 1-2.5-5.8M20 3v4h-4",
   events: "M4 6h16M4 12h16M4 18h10",
   menu: "M4 6h16M4 12h16M4 18h16",

@@ -15,8 +15,22 @@ const RETRY_PAUSE = 2000;
 /** Milliseconds after which a hidden page closes its stream. */
 const HIDDEN_PAUSE = 30000;
 
-/** Types of periodic events, which change no record. */
-export const MEASUREMENTS = ["usage", "resources", "prune"];
+/** Types of periodic events. */
+const MEASUREMENTS = ["usage", "resources", "prune"];
+/** Events of every request, which would hide the others. */
+const REQUESTS = [
+  "token used to authenticate request",
+  "token created from key",
+  "api request received",
+  "api response sent",
+];
+
+/** Returns whether an event changes no record. */
+const changesNothing = (event) =>
+  MEASUREMENTS.includes(event.event_type) || event.message === "screenshot request from REST API";
+
+/** Returns whether an event is left out of summaries. */
+export const isRoutine = (event) => changesNothing(event) || REQUESTS.includes(event.message);
 
 const listeners = new Set();
 const statusListeners = new Set();
@@ -133,6 +147,12 @@ document.addEventListener("visibilitychange", () => {
   else if (source?.readyState === EventSource.CLOSED) openStream();
 });
 
+// A page that the browser keeps for its history must not keep the connection.
+addEventListener("pagehide", () => source?.close());
+addEventListener("pageshow", (event) => {
+  if (event.persisted && source) openStream();
+});
+
 /** Returns the objects that an event concerns, as `{type, uuid}`. */
 export const objectsOf = (event) => event.objects ?? [];
 
@@ -172,7 +192,7 @@ class Collection {
     this.subscribers = new Set();
     collections.push(this);
     listeners.add((event) => {
-      if (MEASUREMENTS.includes(event.event_type)) return;
+      if (changesNothing(event)) return;
       for (const object of objectsOf(event)) if (object.type === type) this.touch(object.uuid);
     });
   }
@@ -269,9 +289,14 @@ export const artifacts = new Collection("artifact", "/artifacts", byUuid);
 export const nodes = new Collection("node", "/nodes", byUuid);
 export const namespaces = new Collection("namespace", "/auth/namespaces", (record) => record.name);
 
+const clearers = new Set();
+/** Calls `clear` when a session ends. */
+export const onSessionEnd = (clear) => clearers.add(clear);
+
 /** Forgets what a former session has read. */
 export function clearAll() {
   for (const collection of collections) collection.clear();
+  for (const clear of clearers) clear();
   recent.length = 0;
 }
 
@@ -289,8 +314,8 @@ export function useCollection(collection, enabled = true) {
 }
 
 /**
- * Reads `read()` now, when `dependencies` change, and when an event concerns one of `objects` (`type/uuid`); with
- * `measured`, also when the event is a measurement.
+ * Reads `read()` now, when `dependencies` change, and when an event concerns one of `objects` (`type/uuid`, or `type/*` for
+ * all of a type); with `measured`, also when the event is a measurement.
  */
 export function useLive(read, objects, dependencies, { measured = false } = {}) {
   const [state, setState] = useState({ value: undefined, error: null });
@@ -320,8 +345,9 @@ export function useLive(read, objects, dependencies, { measured = false } = {}) 
     };
   }, dependencies);
   useEvents((event) => {
-    if (!measured && MEASUREMENTS.includes(event.event_type)) return;
-    if (!objectsOf(event).some(({ type, uuid }) => latest.current.objects.has(`${type}/${uuid}`))) return;
+    if (!measured && changesNothing(event)) return;
+    const wanted = latest.current.objects;
+    if (!objectsOf(event).some(({ type, uuid }) => wanted.has(`${type}/${uuid}`) || wanted.has(`${type}/*`))) return;
     timer.current ??= setTimeout(() => {
       timer.current = null;
       reload();

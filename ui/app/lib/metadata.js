@@ -1,7 +1,8 @@
 // User-defined metadata of an object: JSON values by key.
 import { html, useState } from "./view.js";
 import { del, put, seg } from "./api.js";
-import { Action, ConfirmDelete, Dialog, Empty, Failure, Field, Panel, Icon } from "./parts.js";
+import { ConfirmDelete, Empty, Field, IconButton, Panel } from "./parts.js";
+import { FormDialog, useForm } from "./forms.js";
 
 const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
@@ -15,29 +16,27 @@ function asValue(text) {
 }
 
 function Edit({ path, entry, close, reload }) {
-  const [key, setKey] = useState(entry?.[0] ?? "");
-  const [text, setText] = useState(entry ? asText(entry[1]) : "");
-  const [error, setError] = useState(null);
-  const save = async () => {
-    await put(`${path}/metadata/${seg(key)}`, { value: asValue(text) });
+  const form = useForm({ key: entry?.[0] ?? "", value: entry ? asText(entry[1]) : "" });
+  const save = async ({ key, value }) => {
+    await put(`${path}/metadata/${seg(key)}`, { value: asValue(value) });
     close();
     reload();
   };
   return html`
-    <${Dialog} title=${entry ? `Change ${entry[0]}` : "Add metadata"} close=${close}>
-      <div class="body">
-        <${Field} label="Key" name="key" error=${error}>
-          <input value=${key} disabled=${Boolean(entry)} onInput=${(event) => setKey(event.target.value)} />
-        <//>
-        <${Field} label="Value" name="value" error=${error} hint="Text, or any JSON value">
-          <textarea value=${text} onInput=${(event) => setText(event.target.value)}></textarea>
-        <//>
-        <${Failure} error=${error} />
-      </div>
-      <footer>
-        <button type="button" onClick=${close}>Cancel</button>
-        <${Action} class="primary" disabled=${!key} run=${save} onError=${setError}>Save<//>
-      </footer>
+    <${FormDialog}
+      title=${entry ? `Change ${entry[0]}` : "Add metadata"}
+      form=${form}
+      verb="Save"
+      ready=${form.values.key}
+      run=${save}
+      close=${close}
+    >
+      <${Field} label="Key" ...${form.field("key")}>
+        <input ...${form.input("key")} disabled=${Boolean(entry)} autofocus=${!entry} />
+      <//>
+      <${Field} label="Value" ...${form.field("value")} hint="Text, or any JSON value">
+        <textarea ...${form.input("value")}></textarea>
+      <//>
     <//>
   `;
 }
@@ -67,22 +66,12 @@ export function Metadata({ path, values, reload }) {
                         <th scope="row">${entry[0]}</th>
                         <td><code>${asText(entry[1])}</code></td>
                         <td class="end">
-                          <button
-                            type="button"
-                            class="icon"
-                            aria-label=${`Change ${entry[0]}`}
-                            onClick=${() => setEditing({ entry })}
-                          >
-                            <${Icon} name="edit" />
-                          </button>
-                          <button
-                            type="button"
-                            class="icon"
-                            aria-label=${`Delete ${entry[0]}`}
-                            onClick=${() => setDeleting(entry[0])}
-                          >
-                            <${Icon} name="close" />
-                          </button>
+                          <${IconButton} label=${`Change ${entry[0]}`} icon="edit" run=${() => setEditing({ entry })} />
+                          <${IconButton}
+                            label=${`Delete ${entry[0]}`}
+                            icon="close"
+                            run=${() => setDeleting(entry[0])}
+                          />
                         </td>
                       </tr>
                     `,

@@ -7,7 +7,19 @@ export { Icon };
 
 const TONES = {
   good: ["created", "on", "complete", "ready", "active", "live"],
-  busy: ["initial", "preflight", "creating", "delete-wait", "queued", "executing", "stopping", "coming"],
+  busy: [
+    "draining",
+    "restoring",
+    "deleting",
+    "initial",
+    "preflight",
+    "creating",
+    "delete-wait",
+    "queued",
+    "executing",
+    "stopping",
+    "coming",
+  ],
   bad: ["error", "crashed", "missing", "abort", "expired", "unknown", "degraded"],
 };
 
@@ -37,6 +49,17 @@ export const Time = ({ value }) => html`
   <time title=${fullTime(value)}>${age(value)}</time>
 `;
 
+/** The id of a failed request. */
+export const RequestId = ({ error }) =>
+  error?.requestId
+    ? html`
+        <p class="request-id">
+          Request
+          <code>${error.requestId}</code>
+        </p>
+      `
+    : null;
+
 /** A failed request: its text, field and request id. */
 export function Failure({ error, retry }) {
   if (!error) return null;
@@ -51,16 +74,7 @@ export function Failure({ error, retry }) {
             : null
         }${error.text ?? error.message}
       </p>
-      ${
-        error.requestId
-          ? html`
-              <p class="request-id">
-                Request
-                <code>${error.requestId}</code>
-              </p>
-            `
-          : null
-      }
+      <${RequestId} error=${error} />
       ${
         retry
           ? html`
@@ -143,7 +157,7 @@ export function Facts({ rows }) {
   `;
 }
 
-export function CopyId({ value }) {
+export function CopyId({ value, label = `Copy ${value}` }) {
   const [copied, setCopied] = useState(false);
   const copy = async () => {
     try {
@@ -157,7 +171,7 @@ export function CopyId({ value }) {
   return html`
     <span class="copy">
       <code>${value}</code>
-      <button type="button" class="icon" aria-label=${`Copy ${value}`} onClick=${copy}>
+      <button type="button" class="icon" aria-label=${label} onClick=${copy}>
         <${Icon} name=${copied ? "check" : "copy"} />
       </button>
     </span>
@@ -222,6 +236,11 @@ export function Action({ run, children, onError, disabled = false, class: kind =
   `;
 }
 
+/** A small button with an icon. `label` is its accessible name. */
+export const IconButton = ({ label, icon, run }) => html`
+  <button type="button" class="icon" aria-label=${label} onClick=${run}><${Icon} name=${icon} /></button>
+`;
+
 /** A modal dialog. `close` is called when it is dismissed. */
 export function Dialog({ title, close, children, wide }) {
   const element = useRef();
@@ -250,18 +269,22 @@ export function Dialog({ title, close, children, wide }) {
   `;
 }
 
-/** Asks before a deletion. `items` lists what is deleted; `word` must be typed if it is given. */
-export function ConfirmDelete({ title, items, kept, word, run, close, verb = "Delete" }) {
+const DELETES = "This cannot be undone. It deletes:";
+
+/**
+ * Asks before a deletion. `items` lists what is deleted; `word` must be typed if it is given. `run` returns false if it has
+ * replaced this dialog by another one.
+ */
+export function ConfirmDelete({ title, lead = DELETES, items, kept, word, run, close, verb = "Delete" }) {
   const [typed, setTyped] = useState("");
   const [error, setError] = useState(null);
   const act = async () => {
-    await run();
-    close();
+    if ((await run()) !== false) close();
   };
   return html`
     <${Dialog} title=${title} close=${close}>
       <div class="body">
-        <p>This cannot be undone. It deletes:</p>
+        <p>${lead}</p>
         <ul class="doomed">
           ${items.map(
             (item) => html`

@@ -20,6 +20,11 @@ const PAGES = {
   "nodes/*": () => import("../pages/node.js"),
   namespaces: () => import("../pages/namespaces.js"),
   "namespaces/*": () => import("../pages/namespace.js"),
+  "namespaces/*/rules/*": () => import("../pages/rule.js"),
+  "namespaces/*/claims/*": () => import("../pages/claim.js"),
+  "namespaces/*/webhooks/*": () => import("../pages/webhook.js"),
+  issuers: () => import("../pages/issuers.js"),
+  "issuers/*": () => import("../pages/issuer.js"),
   operations: () => import("../pages/operations.js"),
   "operations/*/*": () => import("../pages/operation.js"),
   events: () => import("../pages/events.js"),
@@ -32,15 +37,18 @@ export const NAVIGATION = [
   ["artifacts", "Artifacts", "artifacts"],
   ["nodes", "Nodes", "nodes", true],
   ["namespaces", "Namespaces", "namespaces"],
+  ["issuers", "Issuers", "issuers", true],
   ["operations", "Operations", "operations"],
   ["events", "Events", "events"],
 ];
 
+/** Returns the first pattern in `PAGES` that matches; `*` is any part. */
 function pageOf(parts) {
-  const path = parts.join("/");
-  if (PAGES[path]) return path;
-  const pattern = parts.map((part, index) => (index === 0 || part === "console" ? part : "*")).join("/");
-  return PAGES[pattern] ? pattern : null;
+  const matches = (pattern) => {
+    const wanted = pattern.split("/").filter(Boolean);
+    return wanted.length === parts.length && wanted.every((part, index) => part === "*" || part === parts[index]);
+  };
+  return Object.keys(PAGES).find(matches) ?? null;
 }
 
 function usePage(route) {

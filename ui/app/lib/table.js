@@ -1,5 +1,6 @@
-// A table that renders only its visible rows.
+// Tables: one that renders only its visible rows, and short ones.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./view.js";
+import { Empty, Failure, Loading, Panel } from "./parts.js";
 
 const ROW = 38;
 const OVERSCAN = 8;
@@ -101,3 +102,50 @@ export function Table({ label, records, columns, keyOf, href, sort: initial, emp
     </div>
   `;
 }
+
+/**
+ * A short table. `columns` are titles, or `[title, class]`; an empty title is a column of actions. `row(record)` returns the
+ * row, or `empty` is shown if there are no records.
+ */
+export function ShortTable({ columns, records, row, empty }) {
+  if (records.length === 0)
+    return html`
+      <${Empty}>${empty}<//>
+    `;
+  const head = (column) => {
+    const [title, kind = ""] = [column].flat();
+    return title
+      ? html`
+          <th key=${title} class=${kind}>${title}</th>
+        `
+      : html`
+          <td key="actions"></td>
+        `;
+  };
+  return html`
+    <div class="scroll">
+      <table>
+        <thead><tr>${columns.map(head)}</tr></thead>
+        <tbody>${records.map(row)}</tbody>
+      </table>
+    </div>
+  `;
+}
+
+/** A panel with a short table of the records that `live`, the result of `useLive`, has. */
+export const TablePanel = ({ title, actions, live: { value, error, reload }, ...table }) => html`
+  <${Panel} title=${title} actions=${actions}>
+    <${Failure} error=${error} retry=${reload} />
+    ${
+      value
+        ? html`
+            <${ShortTable} records=${value} ...${table} />
+          `
+        : error
+          ? null
+          : html`
+              <${Loading} />
+            `
+    }
+  <//>
+`;

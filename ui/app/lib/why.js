@@ -1,12 +1,11 @@
 // Why an object is in its state, as the server explains it: since when, what it waits for, what to do next.
 import { html } from "./view.js";
 import { get } from "./api.js";
-import { useLive } from "./live.js";
+import { isRoutine, useLive } from "./live.js";
 import { Failure, Loading, Panel } from "./parts.js";
 import { ObjectLink } from "./events.js";
 import { time } from "./format.js";
 
-const HIDDEN_TYPES = ["usage", "resources", "prune"];
 const MAX_EVENTS = 7;
 
 function Nodes({ placement }) {
@@ -38,9 +37,7 @@ function Nodes({ placement }) {
 
 function History({ path, objects }) {
   const { value: events, error } = useLive(() => get(`${path}/events?limit=60`), objects, [path]);
-  const shown = (events ?? [])
-    .filter((event) => !HIDDEN_TYPES.includes(event.event_type) && !event.message.startsWith("api re"))
-    .slice(0, MAX_EVENTS);
+  const shown = (events ?? []).filter((event) => !isRoutine(event)).slice(0, MAX_EVENTS);
   const reason = (event) => event.extra?.reason ?? event.extra?.error ?? event.extra?.error_message;
   return html`
     <${Failure} error=${error} />

@@ -1,128 +1,95 @@
-// One namespace: keys, trusts, quotas, metadata, events.
+// One namespace: keys, trusts, quotas, rules, claims, webhooks, metadata, events.
 import { html, useState } from "../lib/view.js";
 import { del, get, post, put, seg } from "../lib/api.js";
 import { namespaces, useLive } from "../lib/live.js";
-import { go, link } from "../lib/router.js";
+import { go, link, useQueryState } from "../lib/router.js";
 import {
   Action,
   ConfirmDelete,
-  CopyId,
-  Dialog,
   Empty,
   Failure,
   Field,
   Heading,
+  IconButton,
   Panel,
   State,
-  Icon,
+  Tabs,
   Unloaded,
 } from "../lib/parts.js";
+import { FormDialog, SecretDialog, useForm } from "../lib/forms.js";
+import { ShortTable } from "../lib/table.js";
+import { Claims } from "../lib/claims.js";
 import { Metadata } from "../lib/metadata.js";
+import { Rules } from "../lib/rules.js";
 import { Timeline } from "../lib/events.js";
+import { Webhooks } from "../lib/webhooks.js";
 import { QuotaTable, quotaTitle } from "../lib/quotas.js";
 import { fullTime } from "../lib/format.js";
 
 const DAY = 86400;
+/** Sections of the page; the last member is true for those that only `system` may read. */
+const TABS = [
+  ["summary", "Summary"],
+  ["rules", "Rules"],
+  ["claims", "Claims", true],
+  ["webhooks", "Webhooks"],
+  ["events", "Events", true],
+];
 
 function AddKey({ path, close, done }) {
-  const [name, setName] = useState("");
-  const [days, setDays] = useState("90");
-  const [added, setAdded] = useState(null);
-  const [error, setError] = useState(null);
-  const add = async () => {
-    setAdded(
-      await post(`${path}/keys`, {
-        key_name: name,
-        expiry: days ? Math.round(Date.now() / 1000 + Number(days) * DAY) : undefined,
-      }),
-    );
-    done();
+  const form = useForm({ key_name: "", expiry: "90" });
+  const add = async ({ key_name, expiry }) => {
+    const end = expiry ? Math.round(Date.now() / 1000 + Number(expiry) * DAY) : undefined;
+    const added = await post(`${path}/keys`, { key_name, expiry: end });
+    done(key_name, added.key ?? String(added));
   };
-  if (added) {
-    return html`
-      <${Dialog} title=${`Key ${name}`} close=${close}>
-        <div class="body">
-          <p>Copy the secret now. It is not stored and cannot be shown again.</p>
-          <${CopyId} value=${added.key ?? String(added)} />
-        </div>
-        <footer><button type="button" class="primary" onClick=${close}>Done</button></footer>
-      <//>
-    `;
-  }
   return html`
-    <${Dialog} title="Add key" close=${close}>
-      <div class="body">
-        <${Field} label="Name" name="key_name" error=${error}>
-          <input
-            value=${name}
-            autofocus
-            autocomplete="off"
-            spellcheck="false"
-            onInput=${(event) => setName(event.target.value)}
-          />
-        <//>
-        <${Field} label="Expires after" name="expiry" error=${error}>
-          <select value=${days} onChange=${(event) => setDays(event.target.value)}>
-            <option value="1">1 day</option>
-            <option value="30">30 days</option>
-            <option value="90">90 days</option>
-            <option value="365">1 year</option>
-            <option value="">Never</option>
-          </select>
-        <//>
-        ${
-          ["key_name", "expiry"].includes(error?.field)
-            ? null
-            : html`
-                <${Failure} error=${error} />
-              `
-        }
-      </div>
-      <footer>
-        <button type="button" onClick=${close}>Cancel</button>
-        <${Action} class="primary" disabled=${!name} run=${add} onError=${setError}>Add<//>
-      </footer>
+    <${FormDialog} title="Add key" form=${form} verb="Add" ready=${form.values.key_name} run=${add} close=${close}>
+      <${Field} label="Name" ...${form.field("key_name")}><input ...${form.input("key_name")} autofocus /><//>
+      <${Field} label="Expires after" ...${form.field("expiry")}>
+        <select ...${form.input("expiry")}>
+          <option value="1">1 day</option>
+          <option value="30">30 days</option>
+          <option value="90">90 days</option>
+          <option value="365">1 year</option>
+          <option value="">Never</option>
+        </select>
+      <//>
     <//>
   `;
 }
 
 function SetQuota({ path, quota, close, done }) {
-  const [text, setText] = useState(quota.limit ?? "");
-  const [error, setError] = useState(null);
-  const save = async () => {
-    await put(`${path}/quotas/${quota.name}`, { limit: text === "" ? null : Number(text) });
+  const form = useForm({ limit: quota.limit ?? "" });
+  const finish = () => {
     close();
     done();
+  };
+  const save = async ({ limit }) => {
+    await put(`${path}/quotas/${quota.name}`, { limit: limit === "" ? null : Number(limit) });
+    finish();
   };
   const reset = async () => {
     await del(`${path}/quotas/${quota.name}`);
-    close();
-    done();
+    finish();
   };
   return html`
-    <${Dialog} title=${`Quota of ${quotaTitle(quota.name)}`} close=${close}>
-      <div class="body">
-        <${Field} label="Limit" name="limit" error=${error} hint="Empty: unlimited">
-          <input type="number" min="0" value=${text} autofocus onInput=${(event) => setText(event.target.value)} />
-        <//>
-        ${
-          error?.field === "limit"
-            ? null
-            : html`
-                <${Failure} error=${error} />
-              `
-        }
-      </div>
-      <footer>
-        ${
-          quota.is_default
-            ? null
-            : html`
-                <${Action} run=${reset} onError=${setError}>Use the default<//>
-              `
-        }
-        <${Action} class="primary" run=${save} onError=${setError}>Save<//>
-      </footer>
+    <${FormDialog}
+      title=${`Quota of ${quotaTitle(quota.name)}`}
+      form=${form}
+      verb="Save"
+      run=${save}
+      close=${close}
+      extra=${
+        !quota.is_default &&
+        html`
+          <${Action} run=${reset} onError=${form.fail}>Use the default<//>
+        `
+      }
+    >
+      <${Field} label="Limit" ...${form.field("limit")} hint="Empty: unlimited">
+        <input type="number" min="0" ...${form.input("limit")} autofocus />
+      <//>
     <//>
   `;
 }
@@ -134,59 +101,64 @@ function Key({ path, name, remove }) {
       <td>${name}</td>
       <td>${value ? (value.expiry ? fullTime(value.expiry) : "never") : "…"}</td>
       <td class="wide">${value?.scopes?.length ? value.scopes.join(", ") : "all"}</td>
-      <td class="end">
-        <button type="button" class="icon" aria-label=${`Delete key ${name}`} onClick=${() => remove(name)}>
-          <${Icon} name="close" />
-        </button>
-      </td>
+      <td class="end"><${IconButton} label=${`Delete key ${name}`} icon="close" run=${() => remove(name)} /></td>
     </tr>
   `;
 }
 
 function AddTrust({ path, close, done }) {
-  const [name, setName] = useState("");
-  const [error, setError] = useState(null);
-  const add = async () => {
-    await post(`${path}/trust`, { external_namespace: name });
+  const form = useForm({ external_namespace: "" });
+  const add = async (values) => {
+    await post(`${path}/trust`, values);
     close();
     done();
   };
   return html`
-    <${Dialog} title="Trust a namespace" close=${close}>
-      <div class="body">
-        <${Field}
-          label="Namespace"
-          name="external_namespace"
-          error=${error}
-          hint="Its keys get full access to this namespace"
-        >
-          <input value=${name} autofocus onInput=${(event) => setName(event.target.value)} />
-        <//>
-        <${Failure} error=${error} />
-      </div>
-      <footer>
-        <button type="button" onClick=${close}>Cancel</button>
-        <${Action} class="primary" disabled=${!name} run=${add} onError=${setError}>Trust<//>
-      </footer>
+    <${FormDialog}
+      title="Trust a namespace"
+      form=${form}
+      verb="Trust"
+      ready=${form.values.external_namespace}
+      run=${add}
+      close=${close}
+    >
+      <${Field}
+        label="Namespace"
+        ...${form.field("external_namespace")}
+        hint="Its keys get full access to this namespace"
+      >
+        <input ...${form.input("external_namespace")} autofocus />
+      <//>
     <//>
   `;
 }
 
-export default function Namespace({ route, admin }) {
-  const name = route.parts[1];
-  const path = `/auth/namespaces/${seg(name)}`;
-  const objects = [`namespace/${name}`];
-  const { value: namespace, error, reload } = useLive(() => get(path), objects, [path]);
-  const quotas = useLive(() => get(`${path}/quotas`), objects, [path]);
+function Summary({ path, namespace, admin, reload }) {
+  const { name } = namespace;
+  const quotas = useLive(() => get(`${path}/quotas`), [`namespace/${name}`], [path]);
   const [dialog, setDialog] = useState(null);
-  if (!namespace)
-    return html`
-      <${Unloaded} title="Namespace" up=${["Namespaces", "#/namespaces"]} error=${error} retry=${reload} />
-    `;
   const close = () => setDialog(null);
   const ask = (values) =>
     setDialog(html`
       <${ConfirmDelete} ...${values} close=${close} />
+    `);
+  const added = (key, secret) => {
+    reload();
+    setDialog(html`
+      <${SecretDialog} title=${`Secret of key ${key}`} value=${secret} close=${close} />
+    `);
+  };
+  const addKey = () =>
+    setDialog(html`
+      <${AddKey} path=${path} close=${close} done=${added} />
+    `);
+  const addTrust = () =>
+    setDialog(html`
+      <${AddTrust} path=${path} close=${close} done=${reload} />
+    `);
+  const setQuota = (quota) =>
+    setDialog(html`
+      <${SetQuota} path=${path} quota=${quota} close=${close} done=${quotas.reload} />
     `);
   const removeKey = (key) =>
     ask({
@@ -207,130 +179,55 @@ export default function Namespace({ route, admin }) {
         reload();
       },
     });
-  const removeAll = () =>
-    ask({
-      title: `Delete ${name}?`,
-      items: [`the namespace ${name} with its keys, rules and claims`],
-      kept: "The API refuses this while the namespace has instances or networks.",
-      word: name,
-      run: async () => {
-        await del(path);
-        namespaces.load();
-        go("/namespaces");
-      },
-    });
+  const trust = (other) => html`
+    <li key=${other}>
+      <span class="line-one">
+        <a href=${link("namespaces", other)}>${other}</a>
+        ${
+          other !== "system" &&
+          html`
+            <${IconButton} label=${`Stop trusting ${other}`} icon="close" run=${() => removeTrust(other)} />
+          `
+        }
+      </span>
+    </li>
+  `;
+  const editQuota = (quota) => html`
+    <${IconButton} label=${`Change quota of ${quotaTitle(quota.name)}`} icon="edit" run=${() => setQuota(quota)} />
+  `;
   return html`
-    <${Heading}
-      title=${name}
-      up=${["Namespaces", "#/namespaces"]}
-      status=${html`
-        <${State} value=${namespace.state} />
-      `}
-    >
-      <a class="button" href=${`#/instances?filter=${encodeURIComponent(`namespace:${name}`)}`}>Instances</a>
-      ${
-        admin && name !== "system"
-          ? html`
-              <button type="button" class="danger" onClick=${removeAll}>Delete</button>
-            `
-          : null
-      }
-    <//>
-    <${Failure} error=${error} retry=${reload} />
     <div class="grid">
       <div class="stack two-thirds">
         <${Panel}
           title="Keys"
           actions=${html`
-            <button
-              type="button"
-              onClick=${() =>
-                setDialog(html`
-                  <${AddKey} path=${path} close=${close} done=${reload} />
-                `)}
-            >
-              Add key
-            </button>
+            <button type="button" onClick=${addKey}>Add key</button>
           `}
         >
-          ${
-            namespace.keys.length === 0
-              ? html`
-                  <${Empty}>No keys.<//>
-                `
-              : html`
-                  <div class="scroll">
-                    <table>
-                      <thead>
-                        <tr>
-                          <th>Name</th>
-                          <th>Expires</th>
-                          <th class="wide">Scopes</th>
-                          <td></td>
-                        </tr>
-                      </thead>
-                      <tbody>
-                        ${namespace.keys.map(
-                          (key) => html`
-                            <${Key} key=${key} path=${path} name=${key} remove=${removeKey} />
-                          `,
-                        )}
-                      </tbody>
-                    </table>
-                  </div>
-                `
-          }
+          <${ShortTable}
+            columns=${["Name", "Expires", ["Scopes", "wide"], ""]}
+            records=${namespace.keys}
+            row=${(key) => html`
+              <${Key} key=${key} path=${path} name=${key} remove=${removeKey} />
+            `}
+            empty="No keys."
+          />
         <//>
         <${Panel} title="Quotas">
           <${Failure} error=${quotas.error} />
           ${
-            quotas.value
-              ? html`
-                  <${QuotaTable}
-                    quotas=${quotas.value}
-                    actions=${
-                      admin
-                        ? (quota) => html`
-                            <button
-                              type="button"
-                              class="icon"
-                              aria-label=${`Change quota of ${quotaTitle(quota.name)}`}
-                              onClick=${() =>
-                                setDialog(html`
-                                  <${SetQuota} path=${path} quota=${quota} close=${close} done=${quotas.reload} />
-                                `)}
-                            >
-                              <${Icon} name="edit" />
-                            </button>
-                          `
-                        : null
-                    }
-                  />
-                `
-              : null
+            quotas.value &&
+            html`
+              <${QuotaTable} quotas=${quotas.value} actions=${admin ? editQuota : null} />
+            `
           }
         <//>
-        ${
-          admin
-            ? html`
-                <${Timeline} path=${`${path}/events`} type="namespace" uuid=${name} />
-              `
-            : null
-        }
       </div>
       <div class="stack third">
         <${Panel}
           title="Trusts"
           actions=${html`
-            <button
-              type="button"
-              onClick=${() =>
-                setDialog(html`
-                  <${AddTrust} path=${path} close=${close} done=${reload} />
-                `)}
-            >
-              Add
-            </button>
+            <button type="button" onClick=${addTrust}>Add</button>
           `}
         >
           ${
@@ -340,29 +237,7 @@ export default function Namespace({ route, admin }) {
                 `
               : html`
                   <ul class="problems">
-                    ${namespace.trust.full.map(
-                      (other) => html`
-                        <li key=${other}>
-                          <span class="line-one">
-                            <a href=${link("namespaces", other)}>${other}</a>
-                            ${
-                              other === "system"
-                                ? null
-                                : html`
-                                    <button
-                                      type="button"
-                                      class="icon"
-                                      aria-label=${`Stop trusting ${other}`}
-                                      onClick=${() => removeTrust(other)}
-                                    >
-                                      <${Icon} name="close" />
-                                    </button>
-                                  `
-                            }
-                          </span>
-                        </li>
-                      `,
-                    )}
+                    ${namespace.trust.full.map(trust)}
                   </ul>
                 `
           }
@@ -371,5 +246,86 @@ export default function Namespace({ route, admin }) {
       </div>
     </div>
     ${dialog}
+  `;
+}
+
+export default function Namespace({ route, admin }) {
+  const name = route.parts[1];
+  const path = `/auth/namespaces/${seg(name)}`;
+  const up = ["Namespaces", "#/namespaces"];
+  const [tab, select] = useQueryState(route, "tab", "summary");
+  const { value: namespace, error, reload } = useLive(() => get(path), [`namespace/${name}`], [path]);
+  const [deleting, setDeleting] = useState(false);
+  if (!namespace)
+    return html`
+      <${Unloaded} title="Namespace" up=${up} error=${error} retry=${reload} />
+    `;
+  const remove = async () => {
+    await del(path);
+    namespaces.load();
+    go("/namespaces");
+  };
+  return html`
+    <${Heading}
+      title=${name}
+      up=${up}
+      status=${html`
+        <${State} value=${namespace.state} />
+      `}
+    >
+      <a class="button" href=${`#/instances?filter=${encodeURIComponent(`namespace:${name}`)}`}>Instances</a>
+      ${
+        admin &&
+        name !== "system" &&
+        html`
+          <button type="button" class="danger" onClick=${() => setDeleting(true)}>Delete</button>
+        `
+      }
+    <//>
+    <${Failure} error=${error} retry=${reload} />
+    <${Tabs} tabs=${TABS.filter((entry) => admin || !entry[2])} current=${tab} select=${select} />
+    ${
+      tab === "summary" &&
+      html`
+        <${Summary} path=${path} namespace=${namespace} admin=${admin} reload=${reload} />
+      `
+    }
+    ${
+      tab === "rules" &&
+      html`
+        <${Rules} path=${path} namespace=${name} />
+      `
+    }
+    ${
+      tab === "claims" &&
+      html`
+        <${Claims} path=${path} namespace=${name} />
+      `
+    }
+    ${
+      tab === "webhooks" &&
+      html`
+        <${Webhooks} path=${path} namespace=${name} />
+      `
+    }
+    ${
+      tab === "events" &&
+      html`
+        <${Timeline} path=${`${path}/events`} type="namespace" uuid=${name} />
+      `
+    }
+    ${
+      deleting &&
+      html`
+        <${ConfirmDelete}
+          title=${`Delete ${name}?`}
+          items=${[`the namespace ${name} with its keys, rules, claims and webhooks`]}
+          kept="The API refuses this while the namespace has instances or networks."
+          word=${name}
+          run=${remove}
+          close=${() => setDeleting(false)}
+        />
+      `
+    }
   `;
 }

@@ -3,7 +3,8 @@ import { html, useState } from "../lib/view.js";
 import { post } from "../lib/api.js";
 import { namespaces, useCollection } from "../lib/live.js";
 import { go, link } from "../lib/router.js";
-import { Action, Dialog, Failure, Field, Heading, Loading, State } from "../lib/parts.js";
+import { Failure, Field, Heading, Loading, State } from "../lib/parts.js";
+import { FormDialog, useForm } from "../lib/forms.js";
 import { Table } from "../lib/table.js";
 
 const COLUMNS = [
@@ -28,38 +29,23 @@ const COLUMNS = [
 ];
 
 function Create({ close }) {
-  const [name, setName] = useState("");
-  const [error, setError] = useState(null);
-  const create = async () => {
-    await post("/auth/namespaces", { namespace: name });
+  const form = useForm({ namespace: "" });
+  const create = async ({ namespace }) => {
+    await post("/auth/namespaces", { namespace });
     await namespaces.load();
     close();
-    go(link("namespaces", name));
+    go(link("namespaces", namespace));
   };
   return html`
-    <${Dialog} title="Create namespace" close=${close}>
-      <div class="body">
-        <${Field} label="Name" name="namespace" error=${error}>
-          <input
-            value=${name}
-            autofocus
-            autocomplete="off"
-            spellcheck="false"
-            onInput=${(event) => setName(event.target.value)}
-          />
-        <//>
-        ${
-          error?.field === "namespace"
-            ? null
-            : html`
-                <${Failure} error=${error} />
-              `
-        }
-      </div>
-      <footer>
-        <button type="button" onClick=${close}>Cancel</button>
-        <${Action} class="primary" disabled=${!name} run=${create} onError=${setError}>Create<//>
-      </footer>
+    <${FormDialog}
+      title="Create namespace"
+      form=${form}
+      verb="Create"
+      ready=${form.values.namespace}
+      run=${create}
+      close=${close}
+    >
+      <${Field} label="Name" ...${form.field("namespace")}><input ...${form.input("namespace")} autofocus /><//>
     <//>
   `;
 }

@@ -7,13 +7,11 @@ import {
   Action,
   ConfirmDelete,
   CopyId,
-  Dialog,
   Empty,
   Facts,
   Failure,
   Field,
   Heading,
-  Loading,
   Panel,
   State,
   Tabs,
@@ -21,6 +19,8 @@ import {
   toast,
   Unloaded,
 } from "../lib/parts.js";
+import { FormDialog, useForm } from "../lib/forms.js";
+import { TablePanel } from "../lib/table.js";
 import { Metadata } from "../lib/metadata.js";
 import { Why } from "../lib/why.js";
 import { Timeline } from "../lib/events.js";
@@ -34,41 +34,29 @@ const TABS = [
 ];
 
 function Reserve({ path, close, done }) {
-  const [address, setAddress] = useState("");
-  const [comment, setComment] = useState("");
-  const [error, setError] = useState(null);
-  const reserve = async () => {
+  const form = useForm({ address: "", comment: "" });
+  const reserve = async ({ address, comment }) => {
     await post(`${path}/addresses/${seg(address)}`, { comment: comment || undefined });
     close();
     done();
   };
   return html`
-    <${Dialog} title="Reserve address" close=${close}>
-      <div class="body">
-        <${Field} label="Address" name="address" error=${error}>
-          <input value=${address} autofocus onInput=${(event) => setAddress(event.target.value)} />
-        <//>
-        <${Field} label="Comment" name="comment" error=${error}>
-          <input value=${comment} onInput=${(event) => setComment(event.target.value)} />
-        <//>
-        ${
-          error?.field === "address"
-            ? null
-            : html`
-                <${Failure} error=${error} />
-              `
-        }
-      </div>
-      <footer>
-        <button type="button" onClick=${close}>Cancel</button>
-        <${Action} class="primary" disabled=${!address} run=${reserve} onError=${setError}>Reserve<//>
-      </footer>
+    <${FormDialog}
+      title="Reserve address"
+      form=${form}
+      verb="Reserve"
+      ready=${form.values.address}
+      run=${reserve}
+      close=${close}
+    >
+      <${Field} label="Address" ...${form.field("address")}><input ...${form.input("address")} autofocus /><//>
+      <${Field} label="Comment" ...${form.field("comment")}><input ...${form.input("comment")} /><//>
     <//>
   `;
 }
 
 function Addresses({ path, id, vms }) {
-  const { value, error, reload } = useLive(
+  const live = useLive(
     () => get(`${path}/addresses`),
     [`network/${id}`, ...vms.map((vm) => `instance/${vm.uuid}`)],
     [path],
@@ -90,7 +78,7 @@ function Addresses({ path, id, vms }) {
           <${Action}
             run=${async () => {
               await del(`${path}/addresses/${seg(address.address)}`);
-              reload();
+              live.reload();
             }}
           >
             Release
@@ -101,75 +89,47 @@ function Addresses({ path, id, vms }) {
             <${Action}
               run=${async () => {
                 await del(`${path}/route/${seg(address.address)}`);
-                reload();
+                live.reload();
               }}
             >
               Remove route
             <//>
           `
         : null;
+  const row = (address) => html`
+    <tr key=${address.address}>
+      <td><code>${address.address}</code></td>
+      <td>${address.type}</td>
+      <td>${owner(address)}</td>
+      <td class="wide"><${Time} value=${address.when} /></td>
+      <td class="end"><span class="actions">${end(address)}</span></td>
+    </tr>
+  `;
   return html`
-    <${Panel}
+    <${TablePanel}
       title="Addresses"
       actions=${html`
         <${Action}
           run=${async () => {
             toast(`Routed address ${await post(`${path}/route`)}.`);
-            reload();
+            live.reload();
           }}
         >
           Route address
         <//>
         <button type="button" onClick=${() => setReserving(true)}>Reserve</button>
       `}
-    >
-      <${Failure} error=${error} retry=${reload} />
-      ${
-        !value
-          ? html`
-              <${Loading} />
-            `
-          : value.length === 0
-            ? html`
-                <${Empty}>No addresses are in use.<//>
-              `
-            : html`
-                <div class="scroll">
-                  <table>
-                    <thead>
-                      <tr>
-                        <th>Address</th>
-                        <th>Type</th>
-                        <th>Used by</th>
-                        <th class="wide">Since</th>
-                        <td></td>
-                      </tr>
-                    </thead>
-                    <tbody>
-                      ${value.map(
-                        (address) => html`
-                          <tr key=${address.address}>
-                            <td><code>${address.address}</code></td>
-                            <td>${address.type}</td>
-                            <td>${owner(address)}</td>
-                            <td class="wide"><${Time} value=${address.when} /></td>
-                            <td class="end"><span class="actions">${end(address)}</span></td>
-                          </tr>
-                        `,
-                      )}
-                    </tbody>
-                  </table>
-                </div>
-              `
-      }
-      ${
-        reserving
-          ? html`
-              <${Reserve} path=${path} close=${() => setReserving(false)} done=${reload} />
-            `
-          : null
-      }
-    <//>
+      live=${live}
+      columns=${["Address", "Type", "Used by", ["Since", "wide"], ""]}
+      row=${row}
+      empty="No addresses are in use."
+    />
+    ${
+      reserving &&
+      html`
+        <${Reserve} path=${path} close=${() => setReserving(false)} done=${live.reload} />
+      `
+    }
   `;
 }
 

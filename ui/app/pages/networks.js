@@ -1,9 +1,10 @@
 // The list of networks, with a topology diagram, and the form that creates one.
 import { html, useMemo, useState } from "../lib/view.js";
-import { post, withField } from "../lib/api.js";
+import { post } from "../lib/api.js";
 import { instances, networks, useCollection } from "../lib/live.js";
 import { go, link, setQuery, useQueryState } from "../lib/router.js";
-import { Action, Check, Dialog, Failure, Field, Heading, Loading, State } from "../lib/parts.js";
+import { Check, Failure, Field, Heading, Loading, State } from "../lib/parts.js";
+import { FormDialog, useForm } from "../lib/forms.js";
 import { Table } from "../lib/table.js";
 import { Topology } from "../lib/topology.js";
 import { plural } from "../lib/format.js";
@@ -11,10 +12,8 @@ import { plural } from "../lib/format.js";
 const services = (net) =>
   [net.provide_dhcp && "DHCP", net.provide_nat && "NAT", net.provide_dns && "DNS"].filter(Boolean).join(", ") || "–";
 
-const FIELDS = ["name", "netblock", "namespace"];
-
 function Create({ close, session, admin }) {
-  const [form, setForm] = useState({
+  const form = useForm({
     name: "",
     netblock: "10.0.0.0/24",
     namespace: session.namespace,
@@ -22,58 +21,28 @@ function Create({ close, session, admin }) {
     provide_nat: true,
     provide_dns: true,
   });
-  const [error, setError] = useState(null);
-  const input = (name) => ({ value: form[name], onInput: (event) => setForm({ ...form, [name]: event.target.value }) });
-  const check = (name) => ({
-    checked: form[name],
-    onChange: (event) => setForm({ ...form, [name]: event.target.checked }),
-  });
-  const create = async () => {
-    const { namespace, ...rest } = form;
-    const network = await post("/networks", namespace === session.namespace ? rest : form);
+  const create = async ({ namespace, ...rest }) => {
+    const own = namespace === session.namespace;
+    const network = await post("/networks", own ? rest : { namespace, ...rest });
     networks.touch(network.uuid);
     close();
     go(link("networks", network.uuid));
   };
-  const shown = FIELDS.includes(error?.field);
   return html`
-    <${Dialog} title="Create network" close=${close}>
-      <div class="body">
-        <${Field} label="Name" name="name" error=${error}>
-          <input ...${input("name")} autofocus autocomplete="off" spellcheck="false" />
-        <//>
-        <${Field} label="Netblock" name="netblock" error=${error} hint="CIDR notation, from /8 to /29">
-          <input ...${input("netblock")} autocomplete="off" spellcheck="false" />
-        <//>
-        ${
-          admin
-            ? html`
-                <${Field} label="Namespace" name="namespace" error=${error}>
-                  <input ...${input("namespace")} autocomplete="off" />
-                <//>
-              `
-            : null
-        }
-        <${Check} label="Assign addresses by DHCP" ...${check("provide_dhcp")} />
-        <${Check} label="Reach external networks through NAT" ...${check("provide_nat")} />
-        <${Check} label="Resolve DNS names" ...${check("provide_dns")} />
-        ${
-          shown
-            ? html`
-                <p class="request-id">
-                  Request
-                  <code>${error.requestId}</code>
-                </p>
-              `
-            : html`
-                <${Failure} error=${error} />
-              `
-        }
-      </div>
-      <footer>
-        <button type="button" onClick=${close}>Cancel</button>
-        <${Action} class="primary" run=${create} onError=${(failure) => setError(withField(failure, FIELDS))}>Create<//>
-      </footer>
+    <${FormDialog} title="Create network" form=${form} verb="Create" run=${create} close=${close}>
+      <${Field} label="Name" ...${form.field("name")}><input ...${form.input("name")} autofocus /><//>
+      <${Field} label="Netblock" ...${form.field("netblock")} hint="CIDR notation, from /8 to /29">
+        <input ...${form.input("netblock")} />
+      <//>
+      ${
+        admin &&
+        html`
+          <${Field} label="Namespace" ...${form.field("namespace")}><input ...${form.input("namespace")} /><//>
+        `
+      }
+      <${Check} label="Assign addresses by DHCP" ...${form.check("provide_dhcp")} />
+      <${Check} label="Reach external networks through NAT" ...${form.check("provide_nat")} />
+      <${Check} label="Resolve DNS names" ...${form.check("provide_dns")} />
     <//>
   `;
 }

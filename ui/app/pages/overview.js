@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "../lib/view.js";
 import { get } from "../lib/api.js";
 import {
-  MEASUREMENTS,
+  isRoutine,
   artifacts,
   instances,
   networks,
@@ -13,21 +13,17 @@ import {
   useLive,
 } from "../lib/live.js";
 import { link } from "../lib/router.js";
-import { Empty, Failure, Heading, Meter, Panel, State, toneOf } from "../lib/parts.js";
+import { Empty, Failure, Heading, Panel, State, toneOf } from "../lib/parts.js";
 import { EventRow, ObjectLink } from "../lib/events.js";
 import { OperationRow, useRunning } from "../lib/operations.js";
+import { ShortTable } from "../lib/table.js";
+import { CpuMeter, MemoryMeter, nodeState } from "../lib/nodes.js";
 import { QuotaTable } from "../lib/quotas.js";
 import { bytes, megabytes, number } from "../lib/format.js";
 
 const MAX_EVENTS = 14;
-/** Events of every request, which would hide the others. */
-const ROUTINE = [
-  "token used to authenticate request",
-  "token created from key",
-  "api request received",
-  "api response sent",
-];
 const MAX_PROBLEMS = 12;
+const MAX_NAMESPACES = 10;
 
 /** Returns what needs attention, as `{type, uuid, name, text}`. */
 function problemsOf(nodeList, lists) {
@@ -54,54 +50,48 @@ function NodeTable({ nodeList, resources }) {
     return html`
       <tr key=${node.name}>
         <td><a class="row-name" href=${link("nodes", node.name)}>${node.name}</a></td>
-        <td><${State} value=${node.state === "created" ? (node.degraded ? "degraded" : "ready") : node.state} /></td>
-        <td>
-          ${
-            own
-              ? html`
-                  <${Meter}
-                    label=${`CPUs of ${node.name}`}
-                    used=${Math.max(0, own.cpu_max - own.cpu_available)}
-                    total=${own.cpu_max}
-                    text=${`${number(Math.round(own.cpu_available))} free`}
-                  />
-                `
-              : "–"
-          }
-        </td>
-        <td>
-          ${
-            own
-              ? html`
-                  <${Meter}
-                    label=${`Memory of ${node.name}`}
-                    used=${own.ram_max - own.ram_available}
-                    total=${own.ram_max}
-                    text=${`${megabytes(own.ram_available)} free`}
-                  />
-                `
-              : "–"
-          }
-        </td>
-        <td class="wide end">${own ? bytes(own.disk_available) : "–"}</td>
+        <td><${State} value=${nodeState(node)} /></td>
+        <td><${CpuMeter} node=${node} own=${own} /></td>
+        <td><${MemoryMeter} node=${node} own=${own} /></td>
+        <td class="wide end">${bytes(own?.disk_available)}</td>
       </tr>
     `;
   };
   return html`
-    <div class="scroll">
-      <table>
-        <thead>
-          <tr>
-            <th>Node</th>
-            <th>State</th>
-            <th>CPUs</th>
-            <th>Memory</th>
-            <th class="wide end">Free disk</th>
-          </tr>
-        </thead>
-        <tbody>${nodeList.map(row)}</tbody>
-      </table>
-    </div>
+    <${ShortTable}
+      columns=${["Node", "State", "CPUs", "Memory", ["Free disk", "wide end"]]}
+      records=${nodeList}
+      row=${row}
+      empty="There are no nodes."
+    />
+  `;
+}
+
+/** What the instances of each namespace have, the largest first. */
+function NamespaceTable({ vms }) {
+  const sums = new Map();
+  for (const vm of vms) {
+    const sum = sums.get(vm.namespace) ?? { name: vm.namespace, instances: 0, cpus: 0, memory: 0 };
+    sum.instances++;
+    sum.cpus += vm.cpus;
+    sum.memory += vm.memory;
+    sums.set(vm.namespace, sum);
+  }
+  const row = (sum) => html`
+    <tr key=${sum.name}>
+      <td><a href=${link("namespaces", sum.name)}>${sum.name}</a></td>
+      <td class="end">${number(sum.instances)}</td>
+      <td class="end">${number(sum.cpus)}</td>
+      <td class="end">${megabytes(sum.memory)}</td>
+    </tr>
+  `;
+  return html`
+    <${ShortTable}
+      columns=${["Namespace", ["Instances", "end"], ["CPUs", "end"], ["Memory", "end"]]}
+      records=${[...sums.values()].sort((a, b) => b.memory - a.memory).slice(0, MAX_NAMESPACES)}
+      row=${row}
+      empty="No namespace has instances."
+    />
   `;
 }
 
@@ -144,7 +134,7 @@ export default function Overview({ session, admin }) {
     ...recent.map((event) => [event, event.live]),
     ...(earlier.value ?? []).filter((event) => !seen.has(event.event_uuid)).map((event) => [event, false]),
   ]
-    .filter(([event]) => !ROUTINE.includes(event.message) && !MEASUREMENTS.includes(event.event_type))
+    .filter(([event]) => !isRoutine(event))
     .slice(0, MAX_EVENTS);
   const stat = (href, name, value, extra) => html`
     <a href=${href}>
@@ -179,6 +169,7 @@ export default function Overview({ session, admin }) {
           admin
             ? html`
                 <${Panel} title="Nodes"><${NodeTable} nodeList=${hosts.records} resources=${resources.value} /><//>
+                <${Panel} title="Namespaces"><${NamespaceTable} vms=${vms.records} /><//>
               `
             : html`
                 <${Panel} title="Quotas">
