@@ -44,9 +44,12 @@ async fn deletion_operation_is_readable_until_complete() {
         (&operation["state"], &operation["object_type"]),
         (&json!("queued"), &json!("clusteroperation"))
     );
+    assert_eq!(operation["tasks_completed"], 0);
     cluster.settle().await;
     let path = format!("/clusteroperations/namespace_op/{}", operation["uuid"].as_str().unwrap());
-    assert_eq!(cluster.call(&token, Method::GET, &path, None).await.body["state"], "complete");
+    let complete = cluster.call(&token, Method::GET, &path, None).await.body;
+    assert_eq!(complete["state"], "complete");
+    assert_eq!(complete["tasks_completed"], complete["tasks"].as_array().unwrap().len());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -122,6 +122,10 @@ pub struct OperationRecord {
     pub state: OperationState,
     /// The names of the steps, in order.
     pub tasks: Vec<String>,
+    /// The number of steps that are completed.
+    #[serde(default)]
+    #[schema(required)]
+    pub tasks_completed: i64,
     /// The operations that must complete first.
     pub depends_on: Vec<OperationHandle>,
     /// Why the state is `error`; `null` in other states.

@@ -178,6 +178,7 @@ fn record(row: OperationRow, metadata: Map<String, Value>) -> OperationRecord {
         operation_type: row.operation_type,
         state: row.state,
         tasks: row.tasks,
+        tasks_completed: row.step,
         depends_on: row.depends_on,
         error_report: row.error_report,
         namespace: row.namespace,

@@ -1,11 +1,11 @@
 // Operations: the running ones of all visible objects, and their steps.
 import { html, useEffect, useState } from "./view.js";
-import { get } from "./api.js";
-import { artifacts, instances, networks, objectsOf, useCollection, useEvents } from "./live.js";
+import { get, post, seg } from "./api.js";
+import { artifacts, instances, networks, objectsOf, useCollection, useEvents, useLive } from "./live.js";
 import { link } from "./router.js";
-import { Progress, State, toneOf } from "./parts.js";
+import { Action, Panel, Progress, State, toneOf } from "./parts.js";
 import { ObjectLink } from "./events.js";
-import { age } from "./format.js";
+import { age, bytes } from "./format.js";
 
 const MAX_RUNNING = 20;
 const ENDED = ["complete", "error", "abort"];
@@ -67,7 +67,71 @@ export function useOperations(tones, limit) {
 
 export const useRunning = () => useOperations(["busy"], MAX_RUNNING).filter(({ operation }) => isRunning(operation));
 
-export const operationTitle = (operation) => (operation.tasks.at(-1) ?? operation.operation_type).replaceAll("_", " ");
+/** Titles of operations whose last step does not tell what they do. */
+const TITLES = {
+  instance_start: "start instance",
+  instance_remove_source: "migrate instance",
+  instance_prepare_incoming: "prepare migration",
+  node_migrate_instances: "drain node",
+  cluster_migrate_instances: "rebalance cluster",
+};
+
+export function operationTitle(operation) {
+  const last = operation.tasks.at(-1) ?? operation.operation_type;
+  return TITLES[last] ?? last.replaceAll("_", " ");
+}
+
+const MIGRATION_STEPS = ["instance_prepare_incoming", "instance_migrate"];
+const DRAIN_STEP = "node_migrate_instances";
+
+/** The button that cancels an operation, if the API can cancel it. */
+export function CancelOperation({ operation }) {
+  const { tasks, target_uuid: target } = operation;
+  const path = tasks.some((task) => MIGRATION_STEPS.includes(task))
+    ? `/instances/${seg(target)}/migrate/cancel`
+    : tasks.includes(DRAIN_STEP)
+      ? `/nodes/${seg(target)}/undrain`
+      : null;
+  if (!path || !isRunning(operation)) return null;
+  return html`
+    <${Action} run=${() => post(path)}>Cancel ${tasks.includes(DRAIN_STEP) ? "drain" : "migration"}<//>
+  `;
+}
+
+/** The transferred bytes of an operation, as a bar and as text. */
+export function OperationProgress({ operation: { progress } }) {
+  if (!progress) return null;
+  return html`
+    <${Progress} label="Progress" done=${progress.done} total=${progress.total} />
+    <span class="muted">${bytes(progress.done)}${progress.total ? ` of ${bytes(progress.total)}` : ""}</span>
+  `;
+}
+
+/** The last operation of an object while it runs. `object` is the type and id by which events name the object. */
+export function InProgress({ handle, object }) {
+  const { value: operation } = useLive(
+    async () => (handle ? get(operationPath(handle)) : null),
+    [object, `clusteroperation/${handle?.op_uuid}`],
+    [handle?.op_uuid],
+  );
+  if (!operation || !isRunning(operation)) return null;
+  return html`
+    <${Panel}
+      title="In progress"
+      actions=${html`
+        <${CancelOperation} operation=${operation} />
+      `}
+    >
+      <div class="body stack">
+        <span class="line-one">
+          <a href=${link("operations", operation.operation_type, operation.uuid)}>${operationTitle(operation)}</a>
+          <${State} value=${operation.state} />
+        </span>
+        <${OperationProgress} operation=${operation} />
+      </div>
+    <//>
+  `;
+}
 
 export function OperationRow({ operation, target }) {
   return html`
@@ -80,13 +144,7 @@ export function OperationRow({ operation, target }) {
         <${ObjectLink} ...${target} />
         <span class="aside">${age(operation.created)}</span>
       </span>
-      ${
-        operation.progress
-          ? html`
-              <${Progress} label="Progress" done=${operation.progress.done} total=${operation.progress.total} />
-            `
-          : null
-      }
+      <${OperationProgress} operation=${operation} />
     </li>
   `;
 }

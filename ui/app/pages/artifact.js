@@ -2,27 +2,26 @@
 import { html, useState } from "../lib/view.js";
 import { del, get, post, seg } from "../lib/api.js";
 import { useLive } from "../lib/live.js";
-import { go, link, useQueryState } from "../lib/router.js";
+import { go, useQueryState } from "../lib/router.js";
 import {
   Action,
   ConfirmDelete,
   CopyId,
-  Empty,
   Facts,
   Failure,
   Heading,
+  IconButton,
   Panel,
-  Progress,
   State,
   Tabs,
   toast,
-  Icon,
   Unloaded,
 } from "../lib/parts.js";
+import { ShortTable } from "../lib/table.js";
 import { Metadata } from "../lib/metadata.js";
 import { Timeline } from "../lib/events.js";
 import { OperationTable } from "../lib/operation-table.js";
-import { isRunning, operationPath } from "../lib/operations.js";
+import { InProgress } from "../lib/operations.js";
 import { bytes } from "../lib/format.js";
 
 const TABS = [
@@ -30,39 +29,6 @@ const TABS = [
   ["events", "Events"],
   ["operations", "Operations"],
 ];
-
-function Fetching({ artifact }) {
-  const handle = artifact.last_cluster_operation;
-  const { value: operation } = useLive(
-    async () => (handle ? get(operationPath(handle)) : null),
-    [`artifact/${artifact.uuid}`],
-    [handle?.op_uuid],
-  );
-  if (!operation || !isRunning(operation)) return null;
-  const { progress } = operation;
-  return html`
-    <${Panel} title="In progress">
-      <div class="body stack">
-        <span class="line-one">
-          <a href=${link("operations", operation.operation_type, operation.uuid)}>
-            ${operation.operation_type.replaceAll("_", " ")}
-          </a>
-          <${State} value=${operation.state} />
-        </span>
-        <${Progress} label="Progress" done=${progress?.done ?? 0} total=${progress?.total} />
-        ${
-          progress
-            ? html`
-                <span class="muted">
-                  ${bytes(progress.done)}${progress.total ? ` of ${bytes(progress.total)}` : ""}
-                </span>
-              `
-            : null
-        }
-      </div>
-    <//>
-  `;
-}
 
 export default function Artifact({ route, admin }) {
   const id = route.parts[1];
@@ -79,6 +45,26 @@ export default function Artifact({ route, admin }) {
     await post(`${path}/${artifact.shared ? "unshare" : "share"}`);
     reload();
   };
+  const removeVersion = (index, blob) =>
+    setDeleting({
+      title: `Delete version ${index}?`,
+      items: [`version ${index} of ${artifact.name}, ${bytes(blob.size)}`],
+      run: async () => {
+        await del(`${path}/versions/${index}`);
+        reload();
+      },
+    });
+  const row = ([index, blob]) => html`
+    <tr key=${index}>
+      <td>${index}</td>
+      <td>${bytes(blob.size)}</td>
+      <td class="wide"><code>${blob.uuid}</code></td>
+      <td>${blob.reference_count}</td>
+      <td class="end">
+        <${IconButton} label=${`Delete version ${index}`} icon="close" run=${() => removeVersion(index, blob)} />
+      </td>
+    </tr>
+  `;
   const removeAll = async () => {
     await del(path);
     toast(`Deleted ${artifact.name}.`);
@@ -144,61 +130,16 @@ export default function Artifact({ route, admin }) {
                   />
                 <//>
                 <${Panel} title="Versions">
-                  ${
-                    versions.length === 0
-                      ? html`
-                          <${Empty}>No versions yet.<//>
-                        `
-                      : html`
-                          <div class="scroll">
-                            <table>
-                              <thead>
-                                <tr>
-                                  <th>Version</th>
-                                  <th>Size</th>
-                                  <th class="wide">Blob</th>
-                                  <th>References</th>
-                                  <td></td>
-                                </tr>
-                              </thead>
-                              <tbody>
-                                ${versions.map(
-                                  ([index, blob]) => html`
-                                    <tr key=${index}>
-                                      <td>${index}</td>
-                                      <td>${bytes(blob.size)}</td>
-                                      <td class="wide"><code>${blob.uuid}</code></td>
-                                      <td>${blob.reference_count}</td>
-                                      <td class="end">
-                                        <button
-                                          type="button"
-                                          class="icon"
-                                          aria-label=${`Delete version ${index}`}
-                                          onClick=${() =>
-                                            setDeleting({
-                                              title: `Delete version ${index}?`,
-                                              items: [`version ${index} of ${artifact.name}, ${bytes(blob.size)}`],
-                                              run: async () => {
-                                                await del(`${path}/versions/${index}`);
-                                                reload();
-                                              },
-                                            })}
-                                        >
-                                          <${Icon} name="close" />
-                                        </button>
-                                      </td>
-                                    </tr>
-                                  `,
-                                )}
-                              </tbody>
-                            </table>
-                          </div>
-                        `
-                  }
+                  <${ShortTable}
+                    columns=${["Version", "Size", ["Blob", "wide"], "References", ""]}
+                    records=${versions}
+                    row=${row}
+                    empty="No versions yet."
+                  />
                 <//>
               </div>
               <div class="stack third">
-                <${Fetching} artifact=${artifact} />
+                <${InProgress} handle=${artifact.last_cluster_operation} object=${`artifact/${artifact.uuid}`} />
                 <${Metadata} path=${path} values=${artifact.metadata} reload=${reload} />
               </div>
             </div>

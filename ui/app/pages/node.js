@@ -1,27 +1,47 @@
 // One node: capacity, limits, instances, events, removal.
 import { html, useEffect, useState } from "../lib/view.js";
-import { del, get, post, seg } from "../lib/api.js";
+import { del, get, seg } from "../lib/api.js";
 import { instances, useCollection, useLive } from "../lib/live.js";
 import { go, link } from "../lib/router.js";
 import {
   ConfirmDelete,
   CopyId,
-  Empty,
   Facts,
   Failure,
   Heading,
   InstanceState,
-  Meter,
   Panel,
   State,
   Time,
-  toast,
   Unloaded,
 } from "../lib/parts.js";
+import { NodeActions } from "../lib/node-actions.js";
+import { OperationTable } from "../lib/operation-table.js";
+import { ShortTable } from "../lib/table.js";
 import { Metadata } from "../lib/metadata.js";
 import { Timeline } from "../lib/events.js";
-import { nodeState, roles } from "./nodes.js";
-import { bytes, fullTime, megabytes } from "../lib/format.js";
+import { CpuMeter, MemoryMeter, nodeState, roles } from "../lib/nodes.js";
+import { bytes, fullTime, megabytes, plural } from "../lib/format.js";
+
+const MAX_INSTANCES = 200;
+
+/** Why a node gets no new instances by request, and how far its drain is. */
+function Cordon({ node, count }) {
+  const text =
+    node.cordon.reason === "drain"
+      ? count
+        ? `${plural(count, "instance")} left to move`
+        : "all instances have moved"
+      : "its instances stay";
+  return html`
+    <div class="notice" role="status">
+      <p>
+        ${node.cordon.reason === "drain" ? "Draining" : "In maintenance"} since ${fullTime(node.cordon.since)}: ${text}.
+        The node gets no new instances.
+      </p>
+    </div>
+  `;
+}
 
 export default function Node({ route }) {
   const reference = route.parts[1];
@@ -35,33 +55,34 @@ export default function Node({ route }) {
   }, [node?.uuid]);
   const { value: resources } = useLive(() => get("/admin/resources"), [`node/${uuid}`], [path], { measured: true });
   const vms = useCollection(instances).records.filter((vm) => vm.node === name);
-  const [asking, setAsking] = useState(null);
+  const [dialog, setDialog] = useState(null);
   if (!node)
     return html`
       <${Unloaded} title="Node" up=${["Nodes", "#/nodes"]} error=${error} retry=${reload} />
     `;
   const own = resources?.per_node?.[name];
   const lost = ["missing", "error", "stopped"].includes(node.state);
-  const evacuate = {
-    title: `Evacuate ${name}?`,
-    verb: "Evacuate",
-    items: [`the VMs of ${vms.length} instances on ${name}: they start on other nodes, from their last stored disks`],
-    word: name,
-    kept: "Only confirm this if the host does not run: else its VMs run twice until it is fenced.",
-    run: async () => {
-      const list = await post(`${path}/evacuate`, { dead: true });
-      toast(`Evacuating ${list.length} instances.`);
-    },
-  };
-  const remove = {
-    title: `Delete ${name}?`,
-    items: [`the node ${name}`, ...vms.map((vm) => `the instance ${vm.name}`)],
-    word: name,
-    run: async () => {
-      await del(path);
-      go("/nodes");
-    },
-  };
+  const close = () => setDialog(null);
+  const remove = () =>
+    setDialog(html`
+      <${ConfirmDelete}
+        title=${`Delete ${name}?`}
+        lead=${lost ? "You declare that this host is dead. This cannot be undone. It deletes:" : undefined}
+        items=${[
+          `the node ${name}`,
+          ...(lost && vms.length
+            ? [`${plural(vms.length, "instance")} end in error; evacuate the node first to restart them`]
+            : []),
+        ]}
+        kept=${vms.length ? "Disks stay on the host. A node that is alive can be deleted once it is drained." : null}
+        word=${name}
+        run=${async () => {
+          await del(`${path}${lost ? "?dead=true" : ""}`);
+          go("/nodes");
+        }}
+        close=${close}
+      />
+    `);
   return html`
     <${Heading}
       title=${name}
@@ -70,14 +91,8 @@ export default function Node({ route }) {
         <${State} value=${nodeState(node)} />
       `}
     >
-      ${
-        lost
-          ? html`
-              <button type="button" onClick=${() => setAsking(evacuate)}>Evacuate</button>
-            `
-          : null
-      }
-      <button type="button" class="danger" onClick=${() => setAsking(remove)}>Delete</button>
+      <${NodeActions} path=${path} node=${node} count=${vms.length} show=${setDialog} done=${reload} />
+      <button type="button" class="danger" onClick=${remove}>Delete</button>
     <//>
     ${
       node.degraded
@@ -87,6 +102,12 @@ export default function Node({ route }) {
             </div>
           `
         : null
+    }
+    ${
+      node.cordon &&
+      html`
+        <${Cordon} node=${node} count=${vms.length} />
+      `
     }
     <${Failure} error=${error} retry=${reload} />
     <div class="grid">
@@ -118,6 +139,12 @@ export default function Node({ route }) {
               ],
               ["Clock ahead by", Math.abs(node.clock_skew ?? 0) > 0.05 ? `${node.clock_skew.toFixed(3)} s` : null],
               ["Epoch", node.epoch],
+              ["Self-fencing after", node.fencing_lease == null ? null : `${node.fencing_lease} s`],
+              [
+                "Shared storage",
+                node.shared_storage &&
+                  `${node.shared_storage.path}: ${node.shared_storage.problem ?? `${bytes(node.shared_storage.free)} free`}`,
+              ],
               [
                 "UUID",
                 html`
@@ -128,50 +155,32 @@ export default function Node({ route }) {
           />
         <//>
         <${Panel} title="Instances">
+          <${ShortTable}
+            columns=${["Name", "State", "CPUs", "Memory"]}
+            records=${vms.slice(0, MAX_INSTANCES)}
+            row=${(vm) => html`
+              <tr key=${vm.uuid}>
+                <td><a class="row-name" href=${link("instances", vm.uuid)}>${vm.name}</a></td>
+                <td><${InstanceState} instance=${vm} /></td>
+                <td>${vm.cpus}</td>
+                <td>${megabytes(vm.memory)}</td>
+              </tr>
+            `}
+            empty="No instance runs on this node."
+          />
           ${
-            vms.length === 0
-              ? html`
-                  <${Empty}>No instance runs on this node.<//>
-                `
-              : html`
-                  <div class="scroll">
-                    <table>
-                      <thead>
-                        <tr>
-                          <th>Name</th>
-                          <th>State</th>
-                          <th>CPUs</th>
-                          <th>Memory</th>
-                        </tr>
-                      </thead>
-                      <tbody>
-                        ${vms.slice(0, 200).map(
-                          (vm) => html`
-                            <tr key=${vm.uuid}>
-                              <td><a class="row-name" href=${link("instances", vm.uuid)}>${vm.name}</a></td>
-                              <td><${InstanceState} instance=${vm} /></td>
-                              <td>${vm.cpus}</td>
-                              <td>${megabytes(vm.memory)}</td>
-                            </tr>
-                          `,
-                        )}
-                      </tbody>
-                    </table>
-                  </div>
-                  ${
-                    vms.length > 200
-                      ? html`
-                          <p class="empty">
-                            <a href=${`#/instances?filter=node:${encodeURIComponent(name)}`}>
-                              All ${vms.length} instances
-                            </a>
-                          </p>
-                        `
-                      : null
-                  }
-                `
+            vms.length > MAX_INSTANCES &&
+            html`
+              <p class="empty">
+                <a href=${`#/instances?filter=node:${encodeURIComponent(name)}`}>All ${vms.length} instances</a>
+              </p>
+            `
           }
         <//>
+        <${OperationTable}
+          path=${`/clusteroperations?target_object_type=node&target_uuid=${node.uuid}`}
+          objects=${[`node/${node.uuid}`]}
+        />
         <${Timeline} path=${`${path}/events`} type="node" uuid=${node.uuid} />
       </div>
       <div class="stack third">
@@ -181,22 +190,12 @@ export default function Node({ route }) {
                 <${Panel} title="Capacity">
                   <div class="body stack">
                     <div>
-                      <span class="hint">CPUs</span>
-                      <${Meter}
-                        label="CPUs"
-                        used=${own.cpu_max - own.cpu_available}
-                        total=${own.cpu_max}
-                        text=${`${Math.round(own.cpu_available)} free, ${own.cpu_max} threads`}
-                      />
+                      <span class="hint">CPUs: ${own.cpu_max} threads</span>
+                      <${CpuMeter} node=${node} own=${own} />
                     </div>
                     <div>
-                      <span class="hint">Memory</span>
-                      <${Meter}
-                        label="Memory"
-                        used=${own.ram_max - own.ram_available}
-                        total=${own.ram_max}
-                        text=${`${megabytes(own.ram_available)} of ${megabytes(own.ram_max)} free`}
-                      />
+                      <span class="hint">Memory: ${megabytes(own.ram_max)}</span>
+                      <${MemoryMeter} node=${node} own=${own} />
                     </div>
                     <p>Free disk: ${bytes(own.disk_available)}</p>
                     <p>
@@ -210,19 +209,13 @@ export default function Node({ route }) {
         ${
           Object.keys(node.limits ?? {}).length
             ? html`
-                <${Panel} title="Limits"><${Facts} rows=${Object.entries(node.limits)} /><//>
+                <${Panel} title="Limits of the host"><${Facts} rows=${Object.entries(node.limits)} /><//>
               `
             : null
         }
         <${Metadata} path=${path} values=${node.metadata} reload=${reload} />
       </div>
     </div>
-    ${
-      asking
-        ? html`
-            <${ConfirmDelete} ...${asking} close=${() => setAsking(null)} />
-          `
-        : null
-    }
+    ${dialog}
   `;
 }

@@ -1,19 +1,13 @@
 // The nodes of the cluster.
-import { html, useMemo } from "../lib/view.js";
+import { html, useMemo, useState } from "../lib/view.js";
 import { get } from "../lib/api.js";
 import { nodes, useCollection, useLive } from "../lib/live.js";
 import { link } from "../lib/router.js";
-import { Failure, Heading, Loading, Meter, State, Time } from "../lib/parts.js";
+import { Failure, Heading, Loading, State, Time } from "../lib/parts.js";
+import { CpuMeter, MemoryMeter, nodeState, roles } from "../lib/nodes.js";
+import { Rebalance } from "../lib/rebalance.js";
 import { Table } from "../lib/table.js";
-import { bytes, megabytes } from "../lib/format.js";
-
-export const roles = (node) =>
-  [
-    node.is_hypervisor && "hypervisor",
-    node.is_network_node && (node.is_active_network_node ? "active network node" : "network node"),
-    node.is_cluster_maintainer && "maintainer",
-  ].filter(Boolean);
-export const nodeState = (node) => (node.state === "created" ? (node.degraded ? "degraded" : "ready") : node.state);
+import { bytes } from "../lib/format.js";
 
 export default function Nodes() {
   const { records, loaded, error } = useCollection(nodes);
@@ -23,6 +17,7 @@ export default function Nodes() {
     [],
     { measured: true },
   );
+  const [rebalancing, setRebalancing] = useState(false);
   const columns = useMemo(() => {
     const own = (node) => resources?.per_node?.[node.name];
     return [
@@ -34,38 +29,24 @@ export default function Nodes() {
         cell: (node) => html`
           <${State} value=${nodeState(node)} />
         `,
-        width: "minmax(90px, .7fr)",
-        phone: "90px",
+        width: "minmax(116px, .7fr)",
+        phone: "116px",
       },
       {
         id: "cpus",
         title: "CPUs",
         value: (node) => own(node)?.cpu_available,
-        cell: (node) =>
-          own(node) &&
-          html`
-            <${Meter}
-              label=${`CPUs of ${node.name}`}
-              used=${own(node).cpu_max - own(node).cpu_available}
-              total=${own(node).cpu_max}
-              text=${`${Math.round(own(node).cpu_available)} free`}
-            />
-          `,
+        cell: (node) => html`
+          <${CpuMeter} node=${node} own=${own(node)} />
+        `,
       },
       {
         id: "memory",
         title: "Memory",
         value: (node) => own(node)?.ram_available,
-        cell: (node) =>
-          own(node) &&
-          html`
-            <${Meter}
-              label=${`Memory of ${node.name}`}
-              used=${own(node).ram_max - own(node).ram_available}
-              total=${own(node).ram_max}
-              text=${`${megabytes(own(node).ram_available)} free`}
-            />
-          `,
+        cell: (node) => html`
+          <${MemoryMeter} node=${node} own=${own(node)} />
+        `,
         kind: "wide",
         width: "minmax(0, 1.3fr)",
       },
@@ -91,7 +72,9 @@ export default function Nodes() {
     ];
   }, [resources]);
   return html`
-    <${Heading} title="Nodes" />
+    <${Heading} title="Nodes">
+      <button type="button" onClick=${() => setRebalancing(true)}>Rebalance</button>
+    <//>
     <${Failure} error=${error ?? failed} retry=${() => nodes.load()} />
     ${
       loaded || records.length
@@ -110,6 +93,12 @@ export default function Nodes() {
           : html`
               <${Loading} />
             `
+    }
+    ${
+      rebalancing &&
+      html`
+        <${Rebalance} close=${() => setRebalancing(false)} />
+      `
     }
   `;
 }

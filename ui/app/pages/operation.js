@@ -3,11 +3,19 @@ import { html } from "../lib/view.js";
 import { get, seg } from "../lib/api.js";
 import { useLive } from "../lib/live.js";
 import { link } from "../lib/router.js";
-import { CopyId, Empty, Facts, Heading, Panel, Progress, State, Time, Unloaded } from "../lib/parts.js";
+import { CopyId, Empty, Facts, Heading, Panel, State, Time, Unloaded } from "../lib/parts.js";
 import { ObjectLink } from "../lib/events.js";
-import { isRunning, operationTitle } from "../lib/operations.js";
-import { bytes, duration } from "../lib/format.js";
+import { CancelOperation, OperationProgress, isRunning, operationTitle } from "../lib/operations.js";
+import { duration } from "../lib/format.js";
 import { Why } from "../lib/why.js";
+
+/** The details of a failure, such as its step, as text. */
+const details = (report) =>
+  Object.entries(report.details)
+    .map(
+      ([name, value]) => `, ${name.replaceAll("_", " ")} ${typeof value === "string" ? value : JSON.stringify(value)}`,
+    )
+    .join("");
 
 export default function Operation({ route }) {
   const [, type, id] = route.parts;
@@ -33,14 +41,19 @@ export default function Operation({ route }) {
     return html`
       <${Unloaded} title="Operation" up=${["Operations", "#/operations"]} error=${error} retry=${reload} />
     `;
-  const kind =
-    operation.state === "complete"
-      ? "done"
-      : operation.state === "executing"
-        ? "now"
-        : ["error", "abort"].includes(operation.state)
-          ? "failed"
-          : "";
+  const done = operation.state === "complete" ? operation.tasks.length : operation.tasks_completed;
+  const current = { executing: ["now", "in progress"], error: ["failed", "failed"], abort: ["failed", "cancelled"] };
+  const step = (task, index) => {
+    const [kind, text] =
+      index < done ? ["done", "done"] : (index === done && current[operation.state]) || ["", "not started"];
+    return html`
+      <li key=${task} class=${kind}>
+        <span class="mark" aria-hidden="true"></span>
+        <span>${task.replaceAll("_", " ")}</span>
+        <span class="muted">${text}</span>
+      </li>
+    `;
+  };
   const waits = (chain ?? []).filter((entry) => entry.uuid !== id);
   return html`
     <${Heading}
@@ -49,13 +62,15 @@ export default function Operation({ route }) {
       status=${html`
         <${State} value=${operation.state} />
       `}
-    />
+    >
+      <${CancelOperation} operation=${operation} />
+    <//>
     ${
       operation.error_report
         ? html`
             <div class="failure" role="alert">
               <p>${operation.error_report.message}</p>
-              <p class="request-id">Code ${operation.error_report.code}</p>
+              <p class="request-id">Code ${operation.error_report.code}${details(operation.error_report)}</p>
             </div>
           `
         : null
@@ -120,25 +135,9 @@ export default function Operation({ route }) {
         <${Panel} title="Steps">
           <div class="body stack">
             <ol class="steps">
-              ${operation.tasks.map(
-                (task) => html`
-                  <li key=${task} class=${kind}>
-                    <span class="mark" aria-hidden="true"></span>
-                    ${task.replaceAll("_", " ")}
-                  </li>
-                `,
-              )}
+              ${operation.tasks.map(step)}
             </ol>
-            ${
-              operation.progress
-                ? html`
-                    <${Progress} label="Progress" done=${operation.progress.done} total=${operation.progress.total} />
-                    <span class="muted">
-                      ${bytes(operation.progress.done)}${operation.progress.total ? ` of ${bytes(operation.progress.total)}` : ""}
-                    </span>
-                  `
-                : null
-            }
+            <${OperationProgress} operation=${operation} />
           </div>
         <//>
       </div>

@@ -1,71 +1,58 @@
 // Operations that run or failed, found through the objects that they change.
 import { html } from "../lib/view.js";
-import { link } from "../lib/router.js";
-import { Empty, Heading, Panel, State, Time } from "../lib/parts.js";
-import { ObjectLink } from "../lib/events.js";
-import { isRunning, operationTitle, useOperations } from "../lib/operations.js";
-import { duration } from "../lib/format.js";
+import { get } from "../lib/api.js";
+import { nodes, useCollection, useLive } from "../lib/live.js";
+import { Heading } from "../lib/parts.js";
+import { OperationPanel } from "../lib/operation-table.js";
+import { isRunning, useOperations } from "../lib/operations.js";
 
 const MAX_SHOWN = 100;
+const MAX_OF_OBJECT = 20;
 
-function List({ title, entries, empty }) {
-  return html`
-    <${Panel} title=${title}>
-      ${
-        entries.length === 0
-          ? html`
-              <${Empty}>${empty}<//>
-            `
-          : html`
-              <div class="scroll">
-                <table>
-                  <thead>
-                    <tr>
-                      <th>Operation</th>
-                      <th>Object</th>
-                      <th>State</th>
-                      <th>Started</th>
-                      <th class="wide">Took</th>
-                      <th class="wide">Reason</th>
-                    </tr>
-                  </thead>
-                  <tbody>
-                    ${entries.map(
-                      ({ operation, target }) => html`
-                        <tr key=${operation.uuid}>
-                          <td>
-                            <a href=${link("operations", operation.operation_type, operation.uuid)}>
-                              ${operationTitle(operation)}
-                            </a>
-                          </td>
-                          <td><${ObjectLink} ...${target} /></td>
-                          <td><${State} value=${operation.state} /></td>
-                          <td><${Time} value=${operation.created} /></td>
-                          <td class="wide">${duration(Math.max(0, operation.updated - operation.created))}</td>
-                          <td class="wide">${operation.error_report?.message ?? ""}</td>
-                        </tr>
-                      `,
-                    )}
-                  </tbody>
-                </table>
-              </div>
-            `
-      }
-    <//>
-  `;
+/** Reads the operations on nodes that are drained, and those on the cluster itself, whose object is the namespace `system`. */
+function useClusterOperations(admin) {
+  const draining = useCollection(nodes, admin).records.filter((node) => node.cordon?.reason === "drain");
+  const targets = admin ? [["namespace", "system"], ...draining.map((node) => ["node", node.uuid])] : [];
+  const read = ([type, uuid]) =>
+    get(`/clusteroperations?target_object_type=${type}&target_uuid=${uuid}&limit=${MAX_OF_OBJECT}`);
+  return useLive(
+    async () => (await Promise.all(targets.map(read))).flat().sort((a, b) => b.created - a.created),
+    targets.map((target) => target.join("/")),
+    [targets.join()],
+  );
 }
 
-export default function Operations() {
-  const busy = useOperations(["busy"], MAX_SHOWN).filter(({ operation }) => isRunning(operation));
-  const failed = useOperations(["bad"], MAX_SHOWN);
+export default function Operations({ admin }) {
+  const operations = (entries) => entries.map(({ operation }) => operation);
+  const busy = operations(useOperations(["busy"], MAX_SHOWN)).filter(isRunning);
+  const failed = operations(useOperations(["bad"], MAX_SHOWN));
+  const cluster = useClusterOperations(admin);
+  const running = (cluster.value ?? []).filter(isRunning);
   return html`
     <${Heading} title="Operations" />
-    <${List} title="Running" entries=${busy} empty="No operation is running." />
-    <${List}
+    <${OperationPanel}
+      title="Running"
+      live=${{ value: [...running, ...busy] }}
+      withObject
+      empty="No operation is running."
+    />
+    <${OperationPanel}
       title="Last operation of objects in an error state"
-      entries=${failed}
+      live=${{ value: failed }}
+      withObject
       empty="No object is in an error state."
     />
-    <p class="hint">Every instance, network and artifact lists all of its operations on its own page.</p>
+    ${
+      admin &&
+      html`
+        <${OperationPanel}
+          title="Cluster and drained nodes"
+          live=${cluster}
+          withObject
+          empty="The cluster was not rebalanced, and no node is drained."
+        />
+      `
+    }
+    <p class="hint">Every instance, network, artifact and node lists all of its operations on its own page.</p>
   `;
 }
