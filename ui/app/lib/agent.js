@@ -1,10 +1,11 @@
-// Commands in the guest, through its agent.
+// Commands and files in the guest, through its agent.
 import { html, useState } from "./view.js";
-import { get, getText, post } from "./api.js";
+import { del, get, getText, post, seg, url } from "./api.js";
 import { useLive } from "./live.js";
+import { GuestFiles } from "./guest-files.js";
 import { Action, Empty, Failure, Field, Panel, State } from "./parts.js";
 
-const PENDING = ["preflight", "queued", "executing"];
+const isPending = (operation) => ["preflight", "queued", "executing"].includes(operation.state);
 
 function Output({ result }) {
   const [more, setMore] = useState({});
@@ -40,51 +41,78 @@ function Output({ result }) {
   `;
 }
 
-function Run({ operation: first }) {
+/** Returns what an agent operation does, as text. */
+function describe({ command, commandline, path }) {
+  if (command === "execute") return commandline;
+  return (
+    { "put-blob": `copy to ${path}`, "get-file": `read ${path}`, chmod: `change mode of ${path}` }[command] ?? command
+  );
+}
+
+/** The link that stores a file of the guest on the computer of the user. */
+function Download({ result }) {
+  const name = result.path?.split("/").at(-1) || "file";
+  return html`
+    <p><a href=${url(`/blobs/${seg(result.content_blob)}/data`)} download=${name}>Download ${name}</a></p>
+  `;
+}
+
+function Run({ operation: first, changed }) {
   const { value, error } = useLive(
     () => get(`/agentoperations/${first.uuid}`),
     [`agentoperation/${first.uuid}`, `instance/${first.instance_uuid}`],
     [first.uuid],
   );
   const operation = value ?? first;
-  const result = operation.results?.["0"] ?? Object.values(operation.results ?? {})[0];
-  const command = operation.commands[0];
+  const results = Object.values(operation.results ?? {});
+  const result = results[0];
+  const code = result?.["return-code"];
+  const cancel = async () => {
+    await del(`/agentoperations/${seg(first.uuid)}`);
+    changed();
+  };
   return html`
     <li class="run">
       <div class="line-one">
-        <code>${command?.commandline ?? `${command?.command ?? "file"} ${command?.path ?? ""}`}</code>
-        ${
-          PENDING.includes(operation.state)
-            ? html`
-                <${State} value=${operation.state} />
-              `
-            : result && result["return-code"] != null
+        <code>${operation.commands[0] && describe(operation.commands[0])}</code>
+        <span class="actions">
+          ${
+            code == null || isPending(operation)
               ? html`
-                  <${State}
-                    value=${`exit code ${result["return-code"]}`}
-                    tone=${result["return-code"] === 0 ? "good" : "bad"}
-                  />
-                `
-              : html`
                   <${State} value=${operation.state} />
                 `
-        }
+              : html`
+                  <${State} value=${`exit code ${code}`} tone=${code === 0 ? "good" : "bad"} />
+                `
+          }
+          ${
+            isPending(operation) &&
+            html`
+              <${Action} run=${cancel}>Cancel<//>
+            `
+          }
+        </span>
       </div>
       <${Failure} error=${error} />
       ${
-        operation.error_message
-          ? html`
-              <p class="bad-text">${operation.error_message}</p>
-            `
-          : null
+        operation.error_message &&
+        html`
+          <p class="bad-text">${operation.error_message}</p>
+        `
       }
       ${
-        result
-          ? html`
-              <${Output} result=${result} />
-            `
-          : null
+        result &&
+        html`
+          <${Output} result=${result} />
+        `
       }
+      ${results
+        .filter((one) => one.content_blob)
+        .map(
+          (one) => html`
+            <${Download} result=${one} />
+          `,
+        )}
     </li>
   `;
 }
@@ -94,13 +122,17 @@ export function Agent({ instance, path }) {
   const [runs, setRuns] = useState([]);
   const [error, setError] = useState(null);
   const earlier = useLive(() => get(`${path}/agentoperations?all=true`), [], [path]);
+  const started = (operation) => setRuns((old) => [operation, ...old]);
+  const changed = () => {
+    setRuns([]);
+    earlier.reload();
+  };
   const run = async (event) => {
     event.preventDefault();
     if (!line.trim()) return;
     setError(null);
     try {
-      const operation = await post(`${path}/agent/execute`, { command_line: line });
-      setRuns((old) => [operation, ...old]);
+      started(await post(`${path}/agent/execute`, { command_line: line }));
       setLine("");
     } catch (failure) {
       setError(failure);
@@ -140,6 +172,11 @@ export function Agent({ instance, path }) {
               `
             : null
         }
+      </div>
+    <//>
+    <${GuestFiles} path=${path} started=${started} />
+    <${Panel} title="Commands and copies">
+      <div class="body stack">
         <${Failure} error=${earlier.error} />
         ${
           shown.length
@@ -147,7 +184,7 @@ export function Agent({ instance, path }) {
                 <ul class="runs">
                   ${shown.map(
                     (operation) => html`
-                      <${Run} key=${operation.uuid} operation=${operation} />
+                      <${Run} key=${operation.uuid} operation=${operation} changed=${changed} />
                     `,
                   )}
                 </ul>

@@ -4,6 +4,7 @@ import { post } from "../lib/api.js";
 import { artifacts, useCollection } from "../lib/live.js";
 import { go, link, setQuery } from "../lib/router.js";
 import { Action, Check, Dialog, Failure, Field, Heading, Loading, Progress, State, toast } from "../lib/parts.js";
+import { DropZone } from "../lib/drop-zone.js";
 import { Table } from "../lib/table.js";
 import { uploadFile } from "../lib/upload.js";
 import { bytes, plural } from "../lib/format.js";
@@ -132,16 +133,9 @@ function Upload({ file, admin }) {
 
 function Add({ close, admin }) {
   const [files, setFiles] = useState([]);
-  const [over, setOver] = useState(false);
   const [address, setAddress] = useState("");
   const [shared, setShared] = useState(false);
   const [error, setError] = useState(null);
-  const add = (list) => setFiles((old) => [...old, ...list]);
-  const drop = (event) => {
-    event.preventDefault();
-    setOver(false);
-    add(event.dataTransfer.files);
-  };
   const fetchImage = async () => {
     const artifact = await post("/artifacts", { url: address, shared: shared || undefined });
     artifacts.touch(artifact.uuid);
@@ -151,28 +145,9 @@ function Add({ close, admin }) {
   return html`
     <${Dialog} title="Add artifact" close=${close} wide>
       <div class="body">
-        <div
-          class=${`drop ${over ? "over" : ""}`}
-          onDragOver=${(event) => {
-            event.preventDefault();
-            setOver(true);
-          }}
-          onDragLeave=${() => setOver(false)}
-          onDrop=${drop}
-        >
-          <p>
-            Drop disk images here, or choose files. An interrupted upload continues when the same file is added again.
-          </p>
-          <input
-            type="file"
-            multiple
-            aria-label="Files to upload"
-            onChange=${(event) => {
-              add(event.target.files);
-              event.target.value = "";
-            }}
-          />
-        </div>
+        <${DropZone} label="Files to upload" add=${(list) => setFiles((old) => [...old, ...list])}>
+          Drop disk images here, or choose files. An interrupted upload continues when the same file is added again.
+        <//>
         ${
           files.length
             ? html`

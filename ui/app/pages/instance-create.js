@@ -1,9 +1,10 @@
 // The form that creates an instance. The API validates it; its errors are shown at their fields.
-import { html, useState } from "../lib/view.js";
+import { html, useEffect, useState } from "../lib/view.js";
 import { post, withField } from "../lib/api.js";
 import { artifacts, instances, networks, nodes, useCollection } from "../lib/live.js";
 import { go, link } from "../lib/router.js";
-import { Check, Failure, Field, Heading, Icon } from "../lib/parts.js";
+import { Check, Failure, Field, Heading, Icon, RequestId } from "../lib/parts.js";
+import { integer } from "../lib/forms.js";
 
 /** Types of artifacts that disks are made from, in the order in which they are offered. */
 const IMAGE_TYPES = ["label", "image", "snapshot"];
@@ -13,6 +14,8 @@ const SIZES = [
   [2, 2048],
   [4, 8192],
 ];
+/** Milliseconds after the last change until the API checks the form. */
+const CHECK_PAUSE = 600;
 const SHOWN_FIELDS =
   /^(name|cpus|memory|namespace|placed_on|ssh_key|user_data|disk(\[\d+\](\.(size|base|bus|type))?)?|network(\[\d+\](\.(network_uuid|address|float))?)?)$/;
 
@@ -154,6 +157,7 @@ export default function CreateInstance({ session, admin }) {
   const [nics, setNics] = useState(null);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
+  const [plan, setPlan] = useState(null);
   const diskList = disks ?? [newDisk(images[0] ? baseOf(images[0]) : "")].map((disk) => ({ ...disk, key: 0 }));
   const nicList = nics ?? nets.slice(0, 1).map((net) => ({ ...newInterface(net.uuid), key: 0 }));
   const input = (name) => ({
@@ -163,38 +167,65 @@ export default function CreateInstance({ session, admin }) {
   });
   const replace = (list, set) => (index) => (entry) => set(list.map((old, at) => (at === index ? entry : old)));
   const without = (list, index) => list.filter((_, at) => at !== index);
+  const body = {
+    name: form.name,
+    cpus: integer(form.cpus),
+    memory: integer(form.memory),
+    uefi: form.uefi || undefined,
+    namespace: form.namespace !== session.namespace ? form.namespace : undefined,
+    placed_on: form.placed_on || undefined,
+    ssh_key: form.ssh_key || undefined,
+    user_data: form.user_data ? encode(form.user_data) : undefined,
+    // The browser shows VNC displays; the default of the API is SPICE.
+    video: { model: form.vdi === "vnc" ? "vga" : "qxl", memory: 16384, vdi: form.vdi },
+    disk: diskList.map((disk) => ({
+      base: disk.base || undefined,
+      size: integer(disk.size),
+      bus: disk.bus || undefined,
+    })),
+    network: nicList.map((nic) => ({
+      network_uuid: nic.network,
+      address: nic.address || undefined,
+      float: nic.float || undefined,
+    })),
+  };
+  const wanted = JSON.stringify(body);
+  /** Lets the API check the form without creating anything. */
+  const check = () => post("/instances", { ...body, dry_run: true });
+  const failed = (failure) =>
+    setError(withField(failure, ["name", "cpus", "memory", "namespace", "ssh_key", "user_data"]));
+  useEffect(() => {
+    setPlan(null);
+    // An empty form is not checked.
+    if (!form.name || busy) return undefined;
+    let current = true;
+    const timer = setTimeout(() => {
+      check().then(
+        (instance) => {
+          if (!current) return;
+          setError(null);
+          setPlan(instance);
+        },
+        (failure) => current && failed(failure),
+      );
+    }, CHECK_PAUSE);
+    return () => {
+      current = false;
+      clearTimeout(timer);
+    };
+  }, [wanted, busy]);
   const submit = async (event) => {
     event.preventDefault();
     setBusy(true);
     setError(null);
-    const integer = (text) => (text === "" ? undefined : /^\d+$/.test(String(text)) ? Number(text) : text);
     try {
-      const instance = await post("/instances", {
-        name: form.name,
-        cpus: integer(form.cpus),
-        memory: integer(form.memory),
-        uefi: form.uefi || undefined,
-        namespace: form.namespace !== session.namespace ? form.namespace : undefined,
-        placed_on: form.placed_on || undefined,
-        ssh_key: form.ssh_key || undefined,
-        user_data: form.user_data ? encode(form.user_data) : undefined,
-        // The browser shows VNC displays; the default of the API is SPICE.
-        video: { model: form.vdi === "vnc" ? "vga" : "qxl", memory: 16384, vdi: form.vdi },
-        disk: diskList.map((disk) => ({
-          base: disk.base || undefined,
-          size: integer(disk.size),
-          bus: disk.bus || undefined,
-        })),
-        network: nicList.map((nic) => ({
-          network_uuid: nic.network,
-          address: nic.address || undefined,
-          float: nic.float || undefined,
-        })),
-      });
+      // Without this check, an instance that no node can run would be created and end in an error state.
+      await check();
+      const instance = await post("/instances", body);
       instances.touch(instance.uuid);
       go(link("instances", instance.uuid));
     } catch (failure) {
-      setError(withField(failure, ["name", "cpus", "memory", "namespace", "ssh_key", "user_data"]));
+      failed(failure);
       setBusy(false);
     }
   };
@@ -328,10 +359,7 @@ export default function CreateInstance({ session, admin }) {
             `
           : error
             ? html`
-                <p class="request-id">
-                  Request
-                  <code>${error.requestId}</code>
-                </p>
+                <${RequestId} error=${error} />
               `
             : null
       }
@@ -347,6 +375,9 @@ export default function CreateInstance({ session, admin }) {
           : null
       }
       <div class="form-footer">
+        <span class="hint" role="status">
+          ${plan && `Checked: it would run${plan.node ? ` on ${plan.node}` : ""}.`}
+        </span>
         <a class="button" href="#/instances">Cancel</a>
         <button class="primary" disabled=${busy}>Create</button>
       </div>

@@ -7,7 +7,6 @@ import {
   Action,
   ConfirmDelete,
   CopyId,
-  Empty,
   Facts,
   Failure,
   Heading,
@@ -24,9 +23,12 @@ import { Timeline } from "../lib/events.js";
 import { Why } from "../lib/why.js";
 import { Usage } from "../lib/usage.js";
 import { Agent } from "../lib/agent.js";
+import { InProgress } from "../lib/operations.js";
+import { Migrate } from "../lib/migrate.js";
+import { ShortTable } from "../lib/table.js";
 import { OperationTable } from "../lib/operation-table.js";
 import { AddInterface } from "../lib/add-interface.js";
-import { bytes, megabytes } from "../lib/format.js";
+import { bytes, duration, megabytes } from "../lib/format.js";
 
 const TABS = [
   ["summary", "Summary"],
@@ -103,37 +105,26 @@ function Disks({ instance, path }) {
           : null
       }
     >
-      <div class="scroll">
-        <table>
-          <thead>
-            <tr>
-              <th>Device</th>
-              <th>Bus</th>
-              <th>Size</th>
-              <th>Image</th>
-            </tr>
-          </thead>
-          <tbody>
-            ${rows.map(
-              (disk, index) => html`
-                <tr key=${index}>
-                  <td><code>${disk.device ?? "–"}</code></td>
-                  <td>${disk.bus}</td>
-                  <td>${disk.size ? bytes(disk.size * 1024 ** 3) : "–"}</td>
-                  <td>
-                    ${
-                      instance.disk_spec[index]?.base ??
-                      html`
-                        <span class="muted">${index < instance.disk_spec.length ? "empty" : "config drive"}</span>
-                      `
-                    }
-                  </td>
-                </tr>
-              `,
-            )}
-          </tbody>
-        </table>
-      </div>
+      <${ShortTable}
+        columns=${["Device", "Bus", "Size", "Image"]}
+        records=${rows.map((disk, index) => ({ ...disk, index }))}
+        row=${({ index, device, bus, size }) => html`
+          <tr key=${index}>
+            <td><code>${device ?? "–"}</code></td>
+            <td>${bus}</td>
+            <td>${size ? bytes(size * 1024 ** 3) : "–"}</td>
+            <td>
+              ${
+                instance.disk_spec[index]?.base ??
+                html`
+                  <span class="muted">${index < instance.disk_spec.length ? "empty" : "config drive"}</span>
+                `
+              }
+            </td>
+          </tr>
+        `}
+        empty="No disks."
+      />
     <//>
   `;
 }
@@ -161,40 +152,20 @@ function Interfaces({ instance, path }) {
           : null
       }
     >
-      ${
-        instance.interfaces.length === 0
-          ? html`
-              <${Empty}>No interfaces.<//>
-            `
-          : html`
-              <div class="scroll">
-                <table>
-                  <thead>
-                    <tr>
-                      <th>Network</th>
-                      <th>Address</th>
-                      <th>Floating</th>
-                      <th class="wide">MAC</th>
-                      <td></td>
-                    </tr>
-                  </thead>
-                  <tbody>
-                    ${instance.interfaces.map(
-                      (nic) => html`
-                        <tr key=${nic.uuid}>
-                          <td><a href=${link("networks", nic.network_uuid)}>${name(nic.network_uuid)}</a></td>
-                          <td><code>${nic.ipv4 ?? "–"}</code></td>
-                          <td><code>${nic.floating ?? "–"}</code></td>
-                          <td class="wide"><code>${nic.macaddr}</code></td>
-                          <td class="end"><span class="actions">${nic.ipv4 ? float(nic) : null}</span></td>
-                        </tr>
-                      `,
-                    )}
-                  </tbody>
-                </table>
-              </div>
-            `
-      }
+      <${ShortTable}
+        columns=${["Network", "Address", "Floating", ["MAC", "wide"], ""]}
+        records=${instance.interfaces}
+        row=${(nic) => html`
+          <tr key=${nic.uuid}>
+            <td><a href=${link("networks", nic.network_uuid)}>${name(nic.network_uuid)}</a></td>
+            <td><code>${nic.ipv4 ?? "–"}</code></td>
+            <td><code>${nic.floating ?? "–"}</code></td>
+            <td class="wide"><code>${nic.macaddr}</code></td>
+            <td class="end"><span class="actions">${nic.ipv4 ? float(nic) : null}</span></td>
+          </tr>
+        `}
+        empty="No interfaces."
+      />
       ${
         adding
           ? html`
@@ -206,11 +177,19 @@ function Interfaces({ instance, path }) {
   `;
 }
 
-export default function Instance({ route }) {
+/** The replica of the disks of an instance, as text. */
+function replicaText({ replicas, replica }) {
+  if (!replica) return replicas ? "none yet" : null;
+  const behind = replica.seconds_behind == null ? "no complete copy yet" : `${duration(replica.seconds_behind)} behind`;
+  return [replica.state, replica.node && `on ${replica.node}`, behind].filter(Boolean).join(", ");
+}
+
+export default function Instance({ route, admin }) {
   const id = route.parts[1];
   const path = `/instances/${seg(id)}`;
   const [tab, select] = useQueryState(route, "tab", "summary");
   const [deleting, setDeleting] = useState(false);
+  const [migrating, setMigrating] = useState(false);
   const { value: instance, error, reload } = useLive(() => get(path), [`instance/${id}`], [path]);
   if (!instance)
     return html`
@@ -251,6 +230,12 @@ export default function Instance({ route }) {
           : null
       }
       <${Power} instance=${instance} path=${path} />
+      ${
+        instance.state === "created" &&
+        html`
+          <button type="button" onClick=${() => setMigrating(true)}>Migrate</button>
+        `
+      }
       ${
         gone
           ? null
@@ -318,6 +303,8 @@ export default function Instance({ route }) {
                       ["Display", `${instance.video.model}, ${instance.video.vdi}`],
                       ["Restart", instance.restart],
                       ["Storage", instance.storage],
+                      ["Replica", replicaText(instance)],
+                      ["Last copy failed", instance.replica?.error],
                       [
                         "UUID",
                         html`
@@ -331,6 +318,7 @@ export default function Instance({ route }) {
                 <${Interfaces} instance=${instance} path=${path} />
               </div>
               <div class="stack third">
+                <${InProgress} handle=${instance.last_cluster_operation} object=${`instance/${instance.uuid}`} />
                 <${Why} path=${path} object=${`instance/${instance.uuid}`} history />
                 <${Usage} path=${path} uuid=${instance.uuid} />
                 <${Screenshot} instance=${instance} path=${path} />
@@ -360,6 +348,18 @@ export default function Instance({ route }) {
             <${OperationTable} path=${`${path}/clusteroperations?all=true`} objects=${[`instance/${id}`]} />
           `
         : null
+    }
+    ${
+      migrating &&
+      html`
+        <${Migrate}
+          instance=${instance}
+          path=${path}
+          admin=${admin}
+          close=${() => setMigrating(false)}
+          done=${reload}
+        />
+      `
     }
     ${
       deleting

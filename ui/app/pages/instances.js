@@ -3,6 +3,7 @@ import { html, useMemo, useState } from "../lib/view.js";
 import { instances, useCollection } from "../lib/live.js";
 import { link, setQuery } from "../lib/router.js";
 import { Failure, Heading, InstanceState, Loading, instanceState } from "../lib/parts.js";
+import { Thumbnail } from "../lib/thumbnails.js";
 import { Table } from "../lib/table.js";
 import { megabytes, plural } from "../lib/format.js";
 
@@ -19,6 +20,16 @@ const COLUMNS = [
     `,
     width: "minmax(90px, .9fr)",
     phone: "minmax(84px, .8fr)",
+  },
+  {
+    id: "screen",
+    title: "Screen",
+    value: instanceState,
+    cell: (vm) => html`
+      <${Thumbnail} instance=${vm} />
+    `,
+    kind: "wide",
+    width: "56px",
   },
   { id: "namespace", title: "Namespace", value: (vm) => vm.namespace, kind: "wide" },
   {
