@@ -145,6 +145,14 @@ impl Page<'_> {
         self.call("Page.navigate", &json!({ "url": url }));
     }
 
+    /// Shows another page of the UI, and waits until a text is in its content.
+    pub(crate) fn show(&mut self, route: &str, text: &str) {
+        self.load(&format!("/ui/{route}"));
+        // A change of the fragment alone does not load the page again.
+        let content = "document.querySelector('main')?.innerText";
+        self.wait_for(&format!("location.hash === {} && {content}.includes({})", json!(route), json!(text)));
+    }
+
     /// Evaluates an expression and returns its value.
     pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
         let parameters = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true,

@@ -29,6 +29,14 @@ window.testHelpers = (() => {
     element?.select?.();
     return Boolean(element) && document.activeElement === element;
   };
+  /** Drops a file with a text on the area for files. */
+  const drop = (name, text) => {
+    const area = root().querySelector(".drop");
+    const data = new DataTransfer();
+    data.items.add(new File([text], name));
+    for (const type of ["dragover", "drop"])
+      area.dispatchEvent(new DragEvent(type, { dataTransfer: data, bubbles: true }));
+  };
   /** Ends the animations of new rows. */
   const settle = () => {
     for (const animation of document.getAnimations())
@@ -44,5 +52,5 @@ window.testHelpers = (() => {
       }
     }, 10);
   };
-  return { click, control, field, select, settle, watch };
+  return { click, control, drop, field, select, settle, watch };
 })();

@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod accessibility;
+mod administration;
 mod chromium;
 mod guests;
+mod nodes;
 mod security;
 mod simulated;
 
@@ -19,6 +21,9 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// The size of a desktop window, in pixels.
 const DESKTOP: (u32, u32) = (1280, 800);
 
+/// Shapes of text that would become markup or code if they were not inserted as text.
+const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\">";
+
 /// A daemon with simulated nodes, and the token of its system key.
 struct Server {
     daemon: Daemon,
@@ -29,10 +34,13 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // A thread of its own serves the web servers of tests.
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let directory = tempfile::tempdir().unwrap();
         let setup = DaemonSetup::new(env!("CARGO_BIN_EXE_muster"), &directory.path().join("data"));
-        let daemon = setup.arguments(&["--simulate", "3"]).start();
+        let setup = setup.arguments(&["--simulate", "3"]).set("WEBHOOK_ALLOWED_NETWORKS", "127.0.0.1");
+        let daemon = setup.start();
         let token = runtime.block_on(daemon.log_in("system", &daemon.system_key()));
         Self { daemon, token, runtime, _directory: directory }
     }
@@ -55,6 +63,18 @@ impl Server {
         wait_for("the network to be created", TIMEOUT, || {
             let record = self.call(Method::GET, &format!("/networks/{uuid}"), None);
             (record["state"] == "created").then_some(())
+        });
+        uuid
+    }
+
+    /// Creates an instance on a network, and returns its UUID.
+    fn create_instance(&self, name: &str, network: &str) -> String {
+        let body = json!({ "name": name, "cpus": 1, "memory": 256, "disk": [{ "size": 1 }],
+            "network": [{ "network_uuid": network }] });
+        let uuid = self.post("/instances", body)["uuid"].as_str().unwrap().to_owned();
+        wait_for("the instance to run", TIMEOUT, || {
+            let record = self.call(Method::GET, &format!("/instances/{uuid}"), None);
+            (record["power_state"] == "on" && record["agent_state"] == "ready").then_some(())
         });
         uuid
     }

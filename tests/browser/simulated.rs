@@ -6,7 +6,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::chromium::Browser;
-use crate::{DESKTOP, Server};
+use crate::{DESKTOP, HOSTILE, Server};
 
 /// The maximum size of everything that the first view loads, without instances.
 const MAX_FIRST_VIEW_BYTES: f64 = 300_000.0;
@@ -14,9 +14,6 @@ const MAX_FIRST_VIEW_BYTES: f64 = 300_000.0;
 const MAX_DELAY: Duration = Duration::from_secs(1);
 /// How often the delay is measured; a busy host may exceed it some times.
 const ATTEMPTS: usize = 8;
-
-/// Shapes of text that would become markup or code if they were not inserted as text.
-const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\">";
 
 /// Uploads an artifact that instances can boot from.
 fn upload_image(server: &Server, name: &str) {

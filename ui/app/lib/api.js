@@ -94,6 +94,12 @@ async function json(method, path, options) {
   return text.trim() === "" ? null : JSON.parse(text);
 }
 
+/** Returns a part of a list, and the cursor of the next part; it is `null` at the end. */
+export async function getPage(path, limit, cursor) {
+  const response = await send("GET", `${path}?limit=${limit}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`);
+  return { records: await response.json(), cursor: response.headers.get("x-next-cursor") };
+}
+
 export const get = (path, options) => json("GET", path, options);
 export const post = (path, body = {}, options) => json("POST", path, { body, ...options });
 export const put = (path, body = {}, options) => json("PUT", path, { body, ...options });

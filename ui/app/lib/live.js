@@ -1,5 +1,5 @@
 // Live state: one event stream, and collections and records that are read again when an event names them.
-import { get, url } from "./api.js";
+import { get, getPage, url } from "./api.js";
 import { useCallback, useEffect, useRef, useState } from "./view.js";
 
 const MAX_RECENT = 500;
@@ -7,6 +7,9 @@ const MAX_RECENT = 500;
 const COLLECT = 60;
 /** More changed records than this are read as one list. */
 const MAX_SINGLE_READS = 12;
+/** The number of records that are shown before the rest of a list is read. */
+const FIRST_PAGE = 60;
+const NEXT_PAGE = 1000;
 /** Milliseconds that the first reads wait for the stream, so that they need not be repeated. */
 const START_TIMEOUT = 250;
 /** Milliseconds between reads of a whole list. */
@@ -213,10 +216,10 @@ class Collection {
 
   load() {
     this.loading ??= started
-      .then(() => get(this.path))
+      .then(() => this.read())
       .then(
         (records) => {
-          this.records = new Map(records.map((record) => [this.idOf(record), record]));
+          this.records = records;
           this.loaded = true;
           this.error = null;
         },
@@ -230,6 +233,21 @@ class Collection {
         if (this.dirty.size) this.schedule();
       });
     return this.loading;
+  }
+
+  /** Reads all records. The first ones are shown while the rest of a long list is read. */
+  async read() {
+    const records = new Map();
+    let page = await getPage(this.path, FIRST_PAGE);
+    for (;;) {
+      for (const record of page.records) records.set(this.idOf(record), record);
+      if (!page.cursor) return records;
+      if (!this.loaded) {
+        this.records = records;
+        this.changed();
+      }
+      page = await getPage(this.path, NEXT_PAGE, page.cursor);
+    }
   }
 
   invalidate() {

@@ -136,7 +136,9 @@ export function NodeActions({ path, node, count, show, done }) {
     ${
       node.cordon
         ? html`
-            <${Action} run=${() => change("undrain")}>${!draining ? "End maintenance" : count ? "Cancel drain" : "Undrain"}<//>
+            <${Action} run=${() => change("undrain")}>
+              ${!draining ? "End maintenance" : count ? "Cancel drain" : "Undrain"}
+            <//>
           `
         : null
     }

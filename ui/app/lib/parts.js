@@ -244,18 +244,24 @@ export const IconButton = ({ label, icon, run }) => html`
 /** A modal dialog. `close` is called when it is dismissed. */
 export function Dialog({ title, close, children, wide }) {
   const element = useRef();
+  const alive = useRef(true);
   useEffect(() => {
     const dialog = element.current;
     if (!dialog.open) dialog.showModal();
-    return () => dialog.close();
+    return () => {
+      alive.current = false;
+      dialog.close();
+    };
   }, []);
+  // The event of a dialog that another one has replaced must not dismiss that one.
+  const dismiss = () => alive.current && close();
   return html`
     <dialog
       ref=${element}
       class=${wide ? "wide" : ""}
       aria-label=${title}
-      onClose=${close}
-      onCancel=${close}
+      onClose=${dismiss}
+      onCancel=${dismiss}
       onMouseDown=${(event) => event.target === element.current && close()}
     >
       <div class="dialog">

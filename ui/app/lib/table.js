@@ -6,7 +6,8 @@ const ROW = 38;
 const OVERSCAN = 8;
 const collator = new Intl.Collator(undefined, { numeric: true });
 
-function compare(a, b) {
+/** Compares values for sorting: numbers in texts by their value, missing values last. */
+export function compare(a, b) {
   if (a == null || b == null) return (a == null) - (b == null);
   return typeof a === "number" && typeof b === "number" ? a - b : collator.compare(String(a), String(b));
 }

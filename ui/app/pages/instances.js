@@ -87,7 +87,11 @@ export default function Instances({ route }) {
         onInput=${change}
       />
       <span class="count" role="status">
-        ${shown.length === records.length ? plural(records.length, "instance") : `${shown.length} of ${plural(records.length, "instance")}`}
+        ${loaded ? "" : "Loading: "}${
+          shown.length === records.length
+            ? plural(records.length, "instance")
+            : `${shown.length} of ${plural(records.length, "instance")}`
+        }
       </span>
     </div>
     <${Failure} error=${error} retry=${() => instances.load()} />

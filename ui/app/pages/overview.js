@@ -16,12 +16,14 @@ import { link } from "../lib/router.js";
 import { Empty, Failure, Heading, Panel, State, toneOf } from "../lib/parts.js";
 import { EventRow, ObjectLink } from "../lib/events.js";
 import { OperationRow, useRunning } from "../lib/operations.js";
-import { ShortTable } from "../lib/table.js";
+import { ShortTable, compare } from "../lib/table.js";
 import { CpuMeter, MemoryMeter, nodeState } from "../lib/nodes.js";
 import { QuotaTable } from "../lib/quotas.js";
 import { bytes, megabytes, number } from "../lib/format.js";
 
 const MAX_EVENTS = 14;
+/** Earlier events that are read; some of them are routine, and are not shown. */
+const EARLIER_EVENTS = 60;
 const MAX_PROBLEMS = 12;
 const MAX_NAMESPACES = 10;
 
@@ -60,7 +62,7 @@ function NodeTable({ nodeList, resources }) {
   return html`
     <${ShortTable}
       columns=${["Node", "State", "CPUs", "Memory", ["Free disk", "wide end"]]}
-      records=${nodeList}
+      records=${[...nodeList].sort((a, b) => compare(a.name, b.name))}
       row=${row}
       empty="There are no nodes."
     />
@@ -117,7 +119,8 @@ export default function Overview({ session, admin }) {
     if (generation > 1) resources.reload();
   }, [generation]);
   const earlier = useLive(
-    () => (admin ? get(`/auth/namespaces/${encodeURIComponent(session.namespace)}/events?limit=200`) : []),
+    () =>
+      admin ? get(`/auth/namespaces/${encodeURIComponent(session.namespace)}/events?limit=${EARLIER_EVENTS}`) : [],
     [],
     [admin],
   );
