@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 use crate::chromium::{Browser, Page};
 use crate::{DESKTOP, HOSTILE, Server};
 
+/// More namespaces than the first part of a list has.
+const MANY: usize = 65;
+
 /// Deletes what a page shows, and waits until another page is shown.
 fn delete(page: &mut Page<'_>, control: &str, doomed: &str, word: Option<&str>) {
     page.click(control);
@@ -27,9 +30,16 @@ fn manages_issuers_rules_and_claims() {
     let Some(mut browser) = Browser::start() else { return };
     let server = Server::start();
     server.post("/auth/namespaces", json!({ "namespace": "ci" }));
+    for number in 0..MANY {
+        server.post("/auth/namespaces", json!({ "namespace": format!("team-{number}") }));
+    }
     let mut page = browser.open(&server.daemon.url, DESKTOP);
     page.load(&server.login_path());
     page.wait_for("document.querySelector('.live.live')");
+    // `ci`, `system` and the head are rows, too.
+    page.show("#/namespaces", "team-0");
+    let rows = format!("document.querySelector('.vtable').getAttribute('aria-rowcount') === '{}'", MANY + 3);
+    page.wait_for(&rows);
 
     page.show("#/issuers", "No issuer is trusted");
     page.click("Create issuer");

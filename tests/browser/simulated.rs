@@ -188,7 +188,7 @@ fn produces_screenshots_of_a_busy_cluster() {
     page.screenshot("overview");
     page.prefer("dark");
     page.load("/ui/#/instances");
-    page.wait_for("document.querySelectorAll('.vtable .row').length === 18");
+    page.wait_for("document.querySelectorAll('.vtable .row canvas.thumbnail').length === 18");
     page.screenshot("instances");
     page.load("/ui/#/networks?view=topology");
     page.wait_for("document.querySelectorAll('.topology a').length > 18");

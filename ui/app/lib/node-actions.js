@@ -5,6 +5,7 @@ import { useLive } from "./live.js";
 import { link } from "./router.js";
 import { Action, Check, ConfirmDelete, Dialog, Failure, Loading, State, toast } from "./parts.js";
 import { FormDialog, useForm } from "./forms.js";
+import { isLost } from "./nodes.js";
 import { ShortTable } from "./table.js";
 import { plural } from "./format.js";
 
@@ -129,7 +130,6 @@ export function NodeActions({ path, node, count, show, done }) {
     done();
   };
   const alive = node.state === "created";
-  const lost = ["missing", "error", "stopped"].includes(node.state);
   const draining = node.cordon?.reason === "drain";
   const common = { path, name: node.name, close, done, show };
   return html`
@@ -164,7 +164,7 @@ export function NodeActions({ path, node, count, show, done }) {
       `
     }
     ${
-      lost &&
+      isLost(node) &&
       html`
         <button
           type="button"

@@ -18,6 +18,9 @@ export function nodeState(node) {
   return "ready";
 }
 
+/** Returns whether the host of a node may be declared dead. */
+export const isLost = (node) => ["missing", "error", "stopped"].includes(node.state);
+
 /** The CPUs of a node. `own` is its part of the resources of the cluster, if known. */
 export const CpuMeter = ({ node, own }) =>
   own

@@ -20,7 +20,7 @@ import { OperationTable } from "../lib/operation-table.js";
 import { ShortTable } from "../lib/table.js";
 import { Metadata } from "../lib/metadata.js";
 import { Timeline } from "../lib/events.js";
-import { CpuMeter, MemoryMeter, nodeState, roles } from "../lib/nodes.js";
+import { CpuMeter, MemoryMeter, isLost, nodeState, roles } from "../lib/nodes.js";
 import { bytes, fullTime, megabytes, plural } from "../lib/format.js";
 
 const MAX_INSTANCES = 200;
@@ -61,7 +61,7 @@ export default function Node({ route }) {
       <${Unloaded} title="Node" up=${["Nodes", "#/nodes"]} error=${error} retry=${reload} />
     `;
   const own = resources?.per_node?.[name];
-  const lost = ["missing", "error", "stopped"].includes(node.state);
+  const lost = isLost(node);
   const close = () => setDialog(null);
   const remove = () =>
     setDialog(html`
