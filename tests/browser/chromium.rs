@@ -1,5 +1,6 @@
 //! Headless Chromium, driven by its DevTools protocol over a pipe.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -169,7 +170,8 @@ impl Page<'_> {
             if started.elapsed() > TIMEOUT {
                 let text = self.evaluate("document.body.innerText");
                 panic!(
-                    "timed out waiting for {expression}; the page shows:\n{}",
+                    "timed out waiting for {expression}; unfinished requests: {:?}; the page shows:\n{}",
+                    self.unfinished_urls(),
                     text.as_str().unwrap_or_default()
                 );
             }
@@ -263,6 +265,24 @@ impl Page<'_> {
         let requests =
             self.browser.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");
         requests.map(|event| event["params"]["request"]["url"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Returns the URLs of requests whose responses are not complete.
+    fn unfinished_urls(&self) -> Vec<String> {
+        let mut unfinished = BTreeMap::new();
+        for event in &self.browser.events {
+            let (parameters, id) = (&event["params"], event["params"]["requestId"].to_string());
+            match event["method"].as_str().unwrap_or_default() {
+                "Network.requestWillBeSent" => {
+                    unfinished.insert(id, parameters["request"]["url"].to_string());
+                }
+                "Network.loadingFinished" | "Network.loadingFailed" => {
+                    unfinished.remove(&id);
+                }
+                _ => {}
+            }
+        }
+        unfinished.into_values().collect()
     }
 
     /// Returns the number of bytes that the server has sent to the page so far.

@@ -1,7 +1,11 @@
 // Finds controls as assistive technology does, by their accessible names.
 window.testHelpers = (() => {
   const visible = (element) => element.checkVisibility?.() ?? true;
-  const root = () => document.querySelector("dialog[open]") ?? document;
+  // While a dialog is being opened, nothing else can be used.
+  const root = () => {
+    const dialog = [...document.querySelectorAll("dialog")].at(-1);
+    return !dialog ? document : dialog.open ? dialog : document.createElement("div");
+  };
   const nameOf = (element) => (element.getAttribute("aria-label") ?? element.textContent).trim();
   const within = (parent, name) =>
     [...parent.querySelectorAll("button, a, [role=option]")].find(

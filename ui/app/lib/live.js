@@ -321,11 +321,15 @@ export function clearAll() {
 /** Returns a collection's records and whether they are loaded; keeps the component current. */
 export function useCollection(collection, enabled = true) {
   const [, update] = useState(0);
+  const shown = useRef();
+  shown.current = collection.list;
   useEffect(() => {
     if (!enabled) return undefined;
     const subscriber = () => update((n) => n + 1);
     collection.subscribers.add(subscriber);
     if (!collection.loaded) collection.load();
+    // A read that another page started may have ended since the component was rendered.
+    if (shown.current !== collection.list) subscriber();
     return () => collection.subscribers.delete(subscriber);
   }, [collection, enabled]);
   return { records: collection.list, loaded: collection.loaded, error: collection.error };

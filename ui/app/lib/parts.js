@@ -1,5 +1,5 @@
 // Components that pages share.
-import { html, useEffect, useRef, useState } from "./view.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./view.js";
 import { age, fullTime } from "./format.js";
 import { Icon } from "./icons.js";
 
@@ -245,7 +245,7 @@ export const IconButton = ({ label, icon, run }) => html`
 export function Dialog({ title, close, children, wide }) {
   const element = useRef();
   const alive = useRef(true);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const dialog = element.current;
     if (!dialog.open) dialog.showModal();
     return () => {
