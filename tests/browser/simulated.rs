@@ -206,8 +206,16 @@ fn produces_screenshots_of_a_busy_cluster() {
     phone.wait_for("document.querySelector('.live')");
     phone.load("/ui/#/instances");
     phone.wait_for("document.querySelectorAll('.vtable .row').length > 5");
-    let overflow = phone.evaluate("document.documentElement.scrollWidth - innerWidth");
-    assert!(overflow.as_i64().unwrap() <= 0, "the page is {overflow} pixels wider than the phone");
     phone.screenshot("phone");
+    for (route, text) in [
+        ("#/instances", "web-1"),
+        ("#/nodes/sim-1", "Started"),
+        ("#/namespaces/system?tab=webhooks", "No webhooks."),
+        ("#/issuers", "No issuer"),
+    ] {
+        phone.show(route, text);
+        let overflow = phone.evaluate("document.documentElement.scrollWidth - innerWidth");
+        assert!(overflow.as_i64().unwrap() <= 0, "{route} is {overflow} pixels wider than the phone");
+    }
     phone.check();
 }

@@ -61,7 +61,7 @@ function Deliveries({ path, tests, changed }) {
   };
   const row = (delivery) => html`
     <tr key=${delivery.uuid}>
-      <td title=${fullTime(delivery.created)}>${time(delivery.created)}</td>
+      <td class="wide" title=${fullTime(delivery.created)}>${time(delivery.created)}</td>
       <td><${State} value=${delivery.state} tone=${TONES[delivery.state]} /></td>
       <td>
         ${delivery.message}
@@ -93,7 +93,7 @@ function Deliveries({ path, tests, changed }) {
         <${Action} run=${live.reload}>Refresh<//>
       `}
       live=${live}
-      columns=${["Queued", "State", "Event", ["Object", "wide"], ["Status", "wide"], ["Attempts", "wide"], ""]}
+      columns=${[["Queued", "wide"], "State", "Event", ["Object", "wide"], ["Status", "wide"], ["Attempts", "wide"], ""]}
       row=${row}
       empty="Nothing was sent yet."
     />
