@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster_types::blob::BlobRecord;
-use muster_types::ids::BlobId;
 use reqwest::{Method, Response, StatusCode};
 use tokio::time::timeout;
 
@@ -42,8 +41,8 @@ impl Client {
     }
 
     /// Deletes a blob that the caller's namespace has sent, unless it is in use.
-    pub async fn delete_blob(&self, blob: BlobId) -> Result<ApiResponse<()>> {
-        self.delete(path(&["blobs", &blob.to_string()])?).await
+    pub async fn delete_blob(&self, blob: &str) -> Result<ApiResponse<()>> {
+        self.delete(path(&["blobs", blob])?).await
     }
 
     /// Returns the blob with a checksum, if the caller can read one.

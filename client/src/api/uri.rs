@@ -24,10 +24,17 @@ pub(super) fn path(segments: &[&str]) -> Result<String> {
 
 /// Appends the query parameters that have a value.
 pub(super) fn with_query(path: String, parameters: &[(&str, Option<&str>)]) -> String {
-    let mut query = Serializer::new(String::new());
-    query.extend_pairs(parameters.iter().filter_map(|(name, value)| Some((name, (*value)?))));
-    let query = query.finish();
-    if query.is_empty() { path } else { format!("{path}?{query}") }
+    extend_query(path, parameters.iter().filter_map(|(name, value)| Some((*name, (*value)?))))
+}
+
+/// Appends parameters to the query, which the path may already have.
+pub(super) fn extend_query<'a>(
+    path: String,
+    parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> String {
+    let query = Serializer::new(String::new()).extend_pairs(parameters).finish();
+    let separator = if path.contains('?') { '&' } else { '?' };
+    if query.is_empty() { path } else { format!("{path}{separator}{query}") }
 }
 
 #[cfg(test)]
@@ -53,5 +60,6 @@ mod tests {
         assert_eq!(query(None, None), "/events");
         assert_eq!(query(None, Some("a&b")), "/events?event_type=a%26b");
         assert_eq!(query(Some("7"), Some("audit")), "/events?limit=7&event_type=audit");
+        assert_eq!(extend_query("/events?limit=7".into(), [("sort", "-a")]), "/events?limit=7&sort=-a");
     }
 }

@@ -50,6 +50,8 @@ pub enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Delete a blob that your namespace has sent, unless it is in use
+    Delete { uuid: String },
     /// Show the events of a blob, newest first
     Events {
         uuid: String,
@@ -103,6 +105,10 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         }
         Command::Download { uuid, file, force } => {
             download(session, &uuid, &file, force, &format!("blob {uuid}")).await
+        }
+        Command::Delete { uuid } => {
+            let response = client.delete_blob(&uuid).await?;
+            session.confirm(&response, &format!("blob {uuid} deleted, unless it is in use"))
         }
         Command::Events { uuid, filter } => events::show(session, ObjectPath::Blob(&uuid), &filter).await,
         Command::Metadata { uuid } => metadata::show(session, ObjectPath::Blob(&uuid)).await,

@@ -62,7 +62,7 @@ pub(super) async fn copy(
     wait_for_success(client, response, "copying standard input").await?;
     pending.clear();
     // Best effort: servers of earlier releases delete it later.
-    let _ = client.delete_blob(blob.uuid).await;
+    let _ = client.delete_blob(&blob.uuid.to_string()).await;
     Ok(Some(file))
 }
 

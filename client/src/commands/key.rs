@@ -7,7 +7,7 @@ use super::arguments::{given_or_prompted, parse_secret};
 use super::metadata;
 use super::session::Session;
 use crate::api::{AddedKey, ApiResponse, ObjectPath};
-use crate::output::{self, Table, escape_control, or_dash};
+use crate::output::{self, Table, compact, escape_control, or_dash};
 use crate::time::{format_utc, parse_expiry};
 
 /// Commands for the keys of a namespace.
@@ -15,6 +15,8 @@ use crate::time::{format_utc, parse_expiry};
 pub enum Command {
     /// List a namespace's keys, when they expire and which scopes they have
     List { namespace: String },
+    /// Show a key without its secret
+    Show { namespace: String, name: String },
     /// Add a key or replace the one with the same name; prints a generated secret
     Add {
         namespace: String,
@@ -61,6 +63,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     let client = &session.client;
     match command {
         Command::List { namespace } => list(session, &namespace).await,
+        Command::Show { namespace, name } => session.show(client.key(&namespace, &name).await?, details),
         Command::Add { namespace, name, key, expires } => {
             let key = key.map(|key| given_or_prompted(key, &name)).transpose()?;
             let response = client.add_key(&namespace, &name, key.as_ref(), expires).await?;
@@ -117,15 +120,24 @@ async fn list(session: &Session, namespace: &str) -> anyhow::Result<()> {
     output::print_table(&table(keys))
 }
 
+fn expires(key: &KeyRecord) -> String {
+    key.expiry.map_or_else(|| "never".to_owned(), format_utc)
+}
+
+fn scopes(key: &KeyRecord) -> String {
+    key.scopes.as_ref().map_or_else(|| "all".to_owned(), |scopes| or_dash(scopes.join(", ")))
+}
+
 fn table(keys: Vec<KeyRecord>) -> Table {
-    Table::new(&["NAME", "EXPIRES"], &["SCOPES"]).rows(keys.into_iter().map(|key| {
-        let expires = key.expiry.map_or_else(|| "never".to_owned(), format_utc);
-        [
-            key.key_name,
-            expires,
-            key.scopes.map_or_else(|| "all".to_owned(), |scopes| or_dash(scopes.join(", "))),
-        ]
-    }))
+    let table = Table::new(&["NAME", "EXPIRES"], &["SCOPES"]);
+    table.rows(keys.into_iter().map(|key| [key.key_name.clone(), expires(&key), scopes(&key)]))
+}
+
+fn details(key: KeyRecord) -> Table {
+    let (expires, scopes) = (expires(&key), scopes(&key));
+    let metadata = key.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
+    let details = [("name", key.key_name), ("expires", expires), ("scopes", scopes)];
+    Table::key_values(details.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(metadata))
 }
 
 #[cfg(test)]

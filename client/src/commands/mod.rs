@@ -2,6 +2,9 @@
 
 mod agent;
 mod agent_wait;
+#[cfg(test)]
+mod api_coverage;
+mod api_call;
 mod arguments;
 mod artifact;
 mod artifact_tables;
@@ -51,6 +54,7 @@ mod trust;
 mod ui;
 mod wait;
 mod webhook;
+mod whoami;
 mod why;
 
 use std::process::ExitCode;
@@ -68,6 +72,10 @@ pub enum Command {
     Login(login::Arguments),
     /// Delete the credentials saved by `login`
     Logout,
+    /// Show which cluster, namespace and key the commands use
+    Whoami,
+    /// Send any request to the API and print the response
+    Api(api_call::Arguments),
     /// Print the URL of the web UI, valid for one login within a minute
     Ui,
     /// Manage namespaces, the tenants of the cluster
@@ -151,6 +159,8 @@ async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode
     match command {
         Command::Login(arguments) => login::log_in(arguments, options).await?,
         Command::Logout => login::log_out(options)?,
+        Command::Whoami => whoami::run(&Session::new(options)?).await?,
+        Command::Api(arguments) => api_call::run(&Session::new(options)?, arguments).await?,
         Command::Ui => ui::run(&Session::new(options)?).await?,
         Command::Namespace(command) => namespace::run(command, &Session::new(options)?).await?,
         Command::Key(command) => key::run(command, &Session::new(options)?).await?,

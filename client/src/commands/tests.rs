@@ -4,7 +4,7 @@ use muster_types::key::Secret;
 use super::*;
 
 #[derive(Debug, Parser)]
-struct Cli {
+pub(super) struct Cli {
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
@@ -32,6 +32,14 @@ fn parses_every_command() {
         "muster login --federated --rule deploy --token-file -",
         "muster login --federated --rule deploy --token-env MY_TOKEN --json",
         "muster logout",
+        "muster whoami",
+        "muster api GET /instances --query limit=10",
+        "muster api post networks --data {\"name\":\"lan\",\"netblock\":\"10.0.0.0/24\"}",
+        "muster cluster resources",
+        "muster cluster locks",
+        "muster cluster cacert",
+        "muster key show ci deploy",
+        "muster blob delete 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
         "muster namespace list --json",
         "muster namespace show ci",
         "muster namespace create ci",
