@@ -1,8 +1,8 @@
 //! Resolves the credentials: API URL, namespace and key.
 //!
 //! Command line options and environment variables take precedence, field by field. The remaining fields come from one
-//! file: the one given with `--credentials`, else the one written by `muster login`, else the one written by
-//! `muster serve` on this host.
+//! file: the one given with `--profile` or `--credentials`, else the profile in use, else the one written by
+//! `muster login`, else the one written by `muster serve` on this host.
 //!
 //! A key is sent only to the URL that it was created for: a file is used only for its own URL, and `MUSTER_KEY` only for
 //! `MUSTER_API_URL`. `MUSTER_KEY` alone is never combined with the URL of a file or of the command line.
@@ -18,7 +18,7 @@ use anyhow::{Context as _, anyhow, bail};
 use muster_types::key::Secret;
 use nix::unistd::geteuid;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use url::Url;
 
 use crate::error_text::io_error_text;
@@ -110,6 +110,8 @@ impl CredentialOptions {
 /// The default credentials files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CredentialFiles {
+    /// The profile in use, if one was chosen.
+    pub profile: Option<PathBuf>,
     /// Written by `muster login`; `None` for a user without a home directory.
     pub login: Option<PathBuf>,
     /// Written by `muster serve`.
@@ -120,8 +122,11 @@ impl CredentialFiles {
     /// Returns the files of the current user.
     #[must_use]
     pub fn for_current_user() -> Self {
-        let config = user_dir(env::var_os("XDG_CONFIG_HOME"), env::home_dir(), ".config");
-        Self { login: config.map(|dir| dir.join(FILE_NAME)), daemon: default_data_dir().join(FILE_NAME) }
+        Self {
+            profile: None,
+            login: config_dir().map(|dir| dir.join(FILE_NAME)),
+            daemon: default_data_dir().join(FILE_NAME),
+        }
     }
 }
 
@@ -133,6 +138,11 @@ pub fn default_data_dir() -> PathBuf {
         return system();
     }
     user_dir(env::var_os("XDG_DATA_HOME"), env::home_dir(), ".local/share").unwrap_or_else(system)
+}
+
+/// Returns where the command line keeps credentials; `None` for a user without a home directory.
+pub(crate) fn config_dir() -> Option<PathBuf> {
+    user_dir(env::var_os("XDG_CONFIG_HOME"), env::home_dir(), ".config")
 }
 
 /// Returns where the command line keeps state between runs; `None` for a user without a home directory.
@@ -167,7 +177,8 @@ pub fn resolve(given: &CredentialOptions, files: &CredentialFiles) -> anyhow::Re
 }
 
 fn read_default(files: &CredentialFiles, apiurl: Option<&str>) -> anyhow::Result<Credentials> {
-    let paths: Vec<&Path> = files.login.iter().chain([&files.daemon]).map(PathBuf::as_path).collect();
+    let paths: Vec<&Path> =
+        files.profile.iter().chain(&files.login).chain([&files.daemon]).map(PathBuf::as_path).collect();
     if let Some(found) = read_first(&paths, apiurl)? {
         return Ok(found);
     }
@@ -225,10 +236,20 @@ fn read(path: &Path) -> anyhow::Result<Option<Credentials>> {
 
 /// Writes credentials to a file that only its owner can read.
 pub fn save(path: &Path, credentials: &Credentials) -> anyhow::Result<()> {
-    let text = json!({
+    let mut text = json!({
         "namespace": credentials.namespace, "key": credentials.key.expose(), "apiurl": credentials.apiurl
     });
+    if let Some(cacert) = cacert_of(path, &credentials.apiurl) {
+        text["cacert"] = cacert;
+    }
     write_private(path, &format!("{text:#}\n"))
+}
+
+/// Returns the certificates that a file names for the server at a URL.
+pub(crate) fn cacert_of(path: &Path, apiurl: &str) -> Option<Value> {
+    let mut file: Value = serde_json::from_str(&fs::read_to_string(path).ok()?).ok()?;
+    let is_for_url = file["apiurl"].as_str().is_some_and(|own| is_same_url(own, apiurl));
+    is_for_url.then(|| file["cacert"].take()).filter(|cacert| !cacert.is_null())
 }
 
 /// Writes a file atomically that only its owner can read.

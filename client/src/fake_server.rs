@@ -20,6 +20,8 @@ type Route = (&'static str, VecDeque<(u16, Value)>);
 pub(crate) struct FakeServer {
     routes: Arc<Mutex<Vec<Route>>>,
     requests: Arc<Mutex<Vec<String>>>,
+    /// The cursor that every response returns, if any.
+    cursor: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl FakeServer {
@@ -28,7 +30,8 @@ impl FakeServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let apiurl = format!("http://{}", listener.local_addr().unwrap());
         let routes = routes.into_iter().map(|(route, responses)| (route, responses.into())).collect();
-        let fake = Self { routes: Arc::new(Mutex::new(routes)), requests: Arc::default() };
+        let fake =
+            Self { routes: Arc::new(Mutex::new(routes)), requests: Arc::default(), cursor: Arc::default() };
         let server = fake.clone();
         tokio::spawn(async move {
             loop {
@@ -39,6 +42,11 @@ impl FakeServer {
         });
         let credentials = Credentials { namespace: "ci".into(), key: Secret::new("hunter2"), apiurl };
         (Client::new(credentials).unwrap(), fake)
+    }
+
+    /// Makes all responses those of lists that continue at a cursor.
+    pub(crate) fn page(&self, cursor: &'static str) {
+        *self.cursor.lock() = Some(cursor);
     }
 
     /// Returns the calls so far, each with its body.
@@ -69,7 +77,10 @@ impl FakeServer {
         };
         let response = response.to_string();
         let length = response.len();
-        let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
+        let cursor = self.cursor.lock().map(|cursor| format!("x-next-cursor: {cursor}\r\n"));
+        let cursor = cursor.unwrap_or_default();
+        let head =
+            format!("HTTP/1.1 {status} x\r\n{cursor}content-length: {length}\r\nconnection: close\r\n\r\n");
         socket.write_all((head + &response).as_bytes()).await.ok()
     }
 

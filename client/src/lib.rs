@@ -5,14 +5,18 @@ pub mod api;
 pub mod commands;
 pub mod credentials;
 mod error_text;
+mod exit_code;
 #[cfg(test)]
 mod fake_server;
 mod output;
+pub mod profiles;
 mod progress;
 mod terminal;
 mod time;
 mod transfer;
 
 pub use api::{Client, Error};
-pub use commands::{Command, Options, run};
+pub use commands::{Command, Options, run, with_examples};
 pub use credentials::{Credentials, default_data_dir, write_private};
+pub use exit_code::Outcome;
+pub use output::Format;

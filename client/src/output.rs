@@ -1,12 +1,17 @@
 //! Output: tables without borders, readable and easy to `grep`. Data goes to standard output, everything else to
 //! standard error. There are no colours.
 
+mod format;
+mod yaml;
+
 use std::io::{self, Write as _};
 
 use anyhow::anyhow;
 use comfy_table::{ColumnConstraint, ContentArrangement, presets};
 use serde_json::Value;
 
+pub use self::format::Format;
+pub(crate) use self::format::{is_quiet, names, print_value, set_quiet, status};
 use crate::error_text::io_error_text;
 
 /// The number of spaces between columns.
@@ -40,6 +45,38 @@ impl Table {
     pub(crate) fn rows<const N: usize>(mut self, rows: impl IntoIterator<Item = [String; N]>) -> Self {
         self.rows.extend(rows.into_iter().map(Vec::from));
         self
+    }
+
+    /// Returns the names of the columns.
+    pub(crate) fn header(&self) -> &[String] {
+        &self.header
+    }
+
+    /// Adds columns at the end.
+    pub(crate) fn add_columns(&mut self, names: &[&str], mut cells: impl FnMut(usize) -> Vec<String>) {
+        self.header.extend(names.iter().map(|name| (*name).to_owned()));
+        for (at, row) in self.rows.iter_mut().enumerate() {
+            row.extend(cells(at));
+        }
+    }
+
+    /// Selects columns by their numbers.
+    pub(crate) fn select_columns(&mut self, columns: &[usize]) {
+        let fixed = columns.iter().take_while(|column| **column < self.fixed_columns).count();
+        let select = |cells: &Vec<String>| columns.iter().map(|column| cells[*column].clone()).collect();
+        self.header = select(&self.header);
+        self.rows = self.rows.iter().map(select).collect();
+        self.fixed_columns = fixed;
+    }
+
+    /// Moves the rows of another table with the same columns to this one.
+    pub(crate) fn append(&mut self, other: Self) {
+        self.rows.extend(other.rows);
+    }
+
+    /// Returns the cells of each row.
+    pub(crate) fn cells(&self) -> &[Vec<String>] {
+        &self.rows
     }
 
     /// Renders the table, no wider than `width` where possible.
@@ -88,11 +125,6 @@ fn terminal_width() -> Option<u16> {
 /// Prints a table that fits the terminal.
 pub(crate) fn print_table(table: &Table) -> anyhow::Result<()> {
     print(&table.render(terminal_width()))
-}
-
-/// Prints indented JSON.
-pub(crate) fn print_json(value: &Value) -> anyhow::Result<()> {
-    print(&format!("{value:#}\n"))
 }
 
 /// Writes data to standard output. A closed pipe is not an error.

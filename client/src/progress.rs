@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use muster_types::operation::OperationProgress;
 use parking_lot::Mutex;
 
-use crate::output::{escape_control, format_bytes};
+use crate::output::{escape_control, format_bytes, is_quiet, status};
 
 /// The interval between lines where no bar can be drawn.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -37,6 +37,9 @@ struct MeterState {
 impl ProgressMeter {
     /// Creates a meter at position `start`.
     pub(crate) fn new(title: &str, start: u64, total: Option<u64>) -> Self {
+        if is_quiet() {
+            return Self::hidden();
+        }
         let target = ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND);
         Self::with_target(title, start, total, target, Some(Mutex::new(Instant::now())))
     }
@@ -52,7 +55,7 @@ impl ProgressMeter {
     /// Prints the title where no bar can be drawn, so that it is known what the command waits for.
     pub(crate) fn announce(&self) {
         if self.state.bar.is_hidden() {
-            eprintln!("{}", self.state.title);
+            status(&self.state.title);
         }
     }
 

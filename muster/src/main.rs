@@ -12,13 +12,14 @@ mod state;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand};
 use muster_client::Command as ClientCommand;
+use muster_client::commands::complete::{Shell, candidates};
 use muster_client::commands::node;
 
 /// A private cloud in one program
 #[derive(Debug, Parser)]
-#[command(name = "muster", version, max_term_width = 100)]
+#[command(name = "muster", version, max_term_width = 100, after_help = muster_client::Outcome::help())]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -36,7 +37,13 @@ enum Command {
     #[command(subcommand)]
     Db(database::Command),
     /// Print a shell completion script
-    Completion { shell: clap_complete::Shell },
+    Completion { shell: Shell },
+    /// Print the words that can follow on a command line, for the completion scripts
+    #[command(name = "__complete", hide = true)]
+    Complete {
+        #[arg(last = true)]
+        words: Vec<String>,
+    },
     #[command(flatten)]
     Client(muster_client::Command),
 }
@@ -45,13 +52,14 @@ fn main() -> ExitCode {
     if let Some(code) = muster_node::run_watchdog(std::env::args_os()) {
         return code;
     }
-    let cli = Cli::parse();
+    let matches = muster_client::with_examples(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match run(cli) {
         Ok(code) => code,
         Err(error) => {
             // The whole error chain in one line.
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            muster_client::Outcome::of(&error).into()
         }
     }
 }
@@ -85,11 +93,20 @@ fn print(text: &[u8]) -> anyhow::Result<()> {
     }
 }
 
+/// Returns the words that can follow on a command line, with names from the cluster that its options select.
+async fn complete(words: &[String]) -> String {
+    let candidates = candidates(Cli::command(), words);
+    let client = candidates.need_client().then(|| {
+        let options =
+            ["muster"].into_iter().chain(candidates.options.iter().map(String::as_str)).chain(["whoami"]);
+        Cli::try_parse_from(options).ok()?.options.client().ok()
+    });
+    candidates.lines(client.flatten().as_ref()).await
+}
+
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     if let Command::Completion { shell } = cli.command {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Cli::command(), "muster", &mut script);
-        return print(&script).map(|()| ExitCode::SUCCESS);
+        return print(shell.script().as_bytes()).map(|()| ExitCode::SUCCESS);
     }
     let is_adoption =
         matches!(cli.command, Command::Client(ClientCommand::Node(node::Command::Adopt { .. })));
@@ -98,7 +115,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     }
     if let Command::Config(arguments) = &cli.command {
-        return config::show(arguments, cli.options.json).map(|()| ExitCode::SUCCESS);
+        return config::show(arguments, cli.options.format() == muster_client::Format::Json)
+            .map(|()| ExitCode::SUCCESS);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -109,8 +127,33 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Command::Client(command) => return muster_client::run(command, cli.options).await,
             Command::Serve(arguments) => serve::run(arguments).await?,
             Command::Db(command) => database::run(command).await?,
+            Command::Complete { words } => print(complete(&words).await.as_bytes())?,
             Command::Config(_) | Command::Completion { .. } => {}
         }
         Ok(ExitCode::SUCCESS)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_of_every_command_has_an_example() {
+        fn check(command: &clap::Command, path: &str) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(
+                help.contains("Examples:"),
+                "`{path}` has no example: add one to client/src/commands/examples.rs"
+            );
+            let inner =
+                command.get_subcommands().filter(|inner| inner.get_name() != "help" && !inner.is_hide_set());
+            for inner in inner {
+                check(inner, &format!("{path} {}", inner.get_name()));
+            }
+        }
+        let root = muster_client::with_examples(Cli::command());
+        root.clone().debug_assert();
+        check(&root, "muster");
+    }
 }

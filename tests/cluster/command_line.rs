@@ -234,14 +234,3 @@ fn config_shows_sources_and_masks_secrets() {
     assert!(line("API_DRAIN_GRACE").contains("= 25 ") && line("API_DRAIN_GRACE").contains("default"));
     assert!(line("SYSTEM_KEY").contains("********") && !text.contains("hunter2"));
 }
-
-#[test]
-fn generates_completion_script_for_every_shell() {
-    for shell in ["bash", "zsh", "fish"] {
-        let output = Command::new(env!("CARGO_BIN_EXE_muster")).args(["completion", shell]).output().unwrap();
-        assert!(
-            output.status.success() && String::from_utf8_lossy(&output.stdout).contains("namespace"),
-            "{shell}"
-        );
-    }
-}

@@ -4,6 +4,7 @@
 
 mod agent;
 mod command_line;
+mod command_output;
 mod credentials;
 mod daemon;
 mod database;

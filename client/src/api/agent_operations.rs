@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::{path, with_query};
 
@@ -95,9 +96,10 @@ impl Client {
         &self,
         instance: &str,
         all: bool,
+        query: &ListQuery,
     ) -> Result<ApiResponse<Vec<AgentOperationRecord>>> {
         let path = path(&["instances", instance, "agentoperations"])?;
-        self.get(with_query(path, &[("all", all.then_some("true"))])).await
+        self.get_list(with_query(path, &[("all", all.then_some("true"))]), query).await
     }
 
     /// Returns an agent operation.

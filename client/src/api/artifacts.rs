@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::{path, with_query};
 
@@ -55,8 +56,8 @@ impl<'a> From<&'a str> for ArtifactRef<'a> {
 
 impl Client {
     /// Lists the visible artifacts.
-    pub async fn artifacts(&self) -> Result<ApiResponse<Vec<ArtifactRecord>>> {
-        self.get(path(&["artifacts"])?).await
+    pub async fn artifacts(&self, query: &ListQuery) -> Result<ApiResponse<Vec<ArtifactRecord>>> {
+        self.get_list(path(&["artifacts"])?, query).await
     }
 
     /// Returns an artifact.
@@ -64,14 +65,19 @@ impl Client {
         self.get(artifact.path(&[])?).await
     }
 
-    /// Starts an operation that fetches an image, or checks its source for a newer version.
+    /// Starts an operation that fetches an image, or checks its source for a newer version; with `dry_run` only checks the
+    /// request.
     pub async fn fetch_artifact(
         &self,
         url: &str,
         shared: bool,
         namespace: Option<&str>,
+        dry_run: bool,
     ) -> Result<ApiResponse<ArtifactRecord>> {
-        let body = json!({ "url": url, "shared": shared, "namespace": namespace });
+        let mut body = json!({ "url": url, "shared": shared, "namespace": namespace });
+        if dry_run {
+            body["dry_run"] = true.into();
+        }
         self.call(Method::POST, path(&["artifacts"])?, Some(body)).await
     }
 
@@ -107,8 +113,12 @@ impl Client {
     }
 
     /// Lists the versions of an artifact, oldest first.
-    pub async fn versions(&self, artifact: ArtifactRef<'_>) -> Result<ApiResponse<Vec<VersionRecord>>> {
-        self.get(artifact.path(&["versions"])?).await
+    pub async fn versions(
+        &self,
+        artifact: ArtifactRef<'_>,
+        query: &ListQuery,
+    ) -> Result<ApiResponse<Vec<VersionRecord>>> {
+        self.get_list(artifact.path(&["versions"])?, query).await
     }
 
     /// Deletes a version of an artifact. Deleting the last version deletes the artifact.
@@ -146,8 +156,9 @@ impl Client {
         &self,
         artifact: &str,
         all: bool,
+        query: &ListQuery,
     ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let path = path(&["artifacts", artifact, "clusteroperations"])?;
-        self.get(with_query(path, &[("all", Some(if all { "true" } else { "false" }))])).await
+        self.get_list(with_query(path, &[("all", Some(if all { "true" } else { "false" }))]), query).await
     }
 }

@@ -9,6 +9,7 @@ use tokio::time::timeout;
 
 use super::client::{Client, TRANSFER_TIMEOUT};
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::{ApiResponse, RawResponse};
 use super::uri::{path, with_query};
 
@@ -31,8 +32,8 @@ impl BlobData<'_> {
 
 impl Client {
     /// Lists all blobs, or those that have a replica on a node.
-    pub async fn blobs(&self, node: Option<&str>) -> Result<ApiResponse<Vec<BlobRecord>>> {
-        self.get(with_query(path(&["blobs"])?, &[("node", node)])).await
+    pub async fn blobs(&self, node: Option<&str>, query: &ListQuery) -> Result<ApiResponse<Vec<BlobRecord>>> {
+        self.get_list(with_query(path(&["blobs"])?, &[("node", node)]), query).await
     }
 
     /// Returns a blob.
@@ -70,7 +71,7 @@ impl Client {
                 StatusCode::UNAUTHORIZED if !fresh && refused.is_none() => refused = Some(token),
                 status => {
                     let body = response.bytes().await.map_err(|error| self.unreachable(&error))?;
-                    let refusal = self.decode::<()>(&RawResponse { status, body: body.to_vec() });
+                    let refusal = self.decode::<()>(&RawResponse::new(&path, status, body.to_vec()));
                     return Err(refusal.err().unwrap_or_else(|| {
                         self.unexpected_response(&format!("{status} instead of blob content"))
                     }));

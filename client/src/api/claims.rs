@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::path;
 
@@ -26,8 +27,8 @@ pub struct ClaimLimits {
 
 impl Client {
     /// Lists the claims of a namespace, including expired ones.
-    pub async fn claims(&self, namespace: &str) -> Result<ApiResponse<Vec<ClaimRecord>>> {
-        self.get(path(&["auth", "namespaces", namespace, "claims"])?).await
+    pub async fn claims(&self, namespace: &str, query: &ListQuery) -> Result<ApiResponse<Vec<ClaimRecord>>> {
+        self.get_list(path(&["auth", "namespaces", namespace, "claims"])?, query).await
     }
 
     /// Returns a claim by id.

@@ -29,6 +29,9 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
 /// The timeout of one request that transfers a large body. Callers detect stalled connections themselves.
 pub(super) const TRANSFER_TIMEOUT: Duration = Duration::from_secs(86_400);
 
+/// The header with the start of the next page of a list.
+const NEXT_CURSOR: &str = "x-next-cursor";
+
 /// The delay before the first repetition of a login that is refused because too many wait. It doubles each time.
 const LOGIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_LOGIN_RETRY_DELAY: Duration = Duration::from_secs(8);
@@ -203,7 +206,7 @@ impl Client {
                 continue;
             }
             let body = response.bytes().await.map_err(|error| self.unreachable(&error))?.to_vec();
-            let refusal = self.decode::<()>(&RawResponse { status, body }).err();
+            let refusal = self.decode::<()>(&RawResponse::new(path, status, body)).err();
             let unexpected =
                 || self.unexpected_response(&format!("{status} instead of an upgraded connection"));
             return Err(refusal.unwrap_or_else(unexpected));
@@ -257,7 +260,7 @@ impl Client {
         if let Some(body) = body {
             request = request.json(body);
         }
-        self.receive(request).await
+        self.receive(path, request).await
     }
 
     pub(super) fn request(&self, method: Method, path: &str, token: Option<&Secret>) -> RequestBuilder {
@@ -269,11 +272,13 @@ impl Client {
     }
 
     /// Sends a request and reads the whole response.
-    pub(super) async fn receive(&self, request: RequestBuilder) -> Result<RawResponse> {
+    pub(super) async fn receive(&self, path: &str, request: RequestBuilder) -> Result<RawResponse> {
         let response = self.send_request(request).await?;
         let status = response.status();
+        let next_cursor = response.headers().get(NEXT_CURSOR).and_then(|cursor| cursor.to_str().ok());
+        let next_cursor = next_cursor.map(str::to_owned);
         let body = response.bytes().await.map_err(|error| self.unreachable(&error))?.to_vec();
-        Ok(RawResponse { status, body })
+        Ok(RawResponse { next_cursor, ..RawResponse::new(path, status, body) })
     }
 
     /// Sends a request and returns the response with its body unread.

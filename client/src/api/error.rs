@@ -26,6 +26,9 @@ pub enum Error {
     /// The server refused the call, with its own message.
     #[error("{message}")]
     Refused { status: u16, message: String },
+    /// The server does not have the object, or the caller may not see it.
+    #[error("{message}")]
+    NotFound { path: String, message: String },
     /// The scheduler found no node, with the server's own message. `stage` is where the last candidate dropped out.
     #[error("{message}")]
     NotPlaced { status: u16, message: String, stage: String, transient: bool },
@@ -44,6 +47,7 @@ impl Error {
             | Self::Refused { status, .. }
             | Self::NotPlaced { status, .. } => Some(*status),
             Self::NotAllowed { .. } => Some(StatusCode::UNAUTHORIZED.as_u16()),
+            Self::NotFound { .. } => Some(StatusCode::NOT_FOUND.as_u16()),
         }
     }
 
@@ -51,6 +55,15 @@ impl Error {
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.status() == Some(StatusCode::NOT_FOUND.as_u16())
+    }
+
+    /// Returns the path of the object that does not exist.
+    #[must_use]
+    pub fn not_found_path(&self) -> Option<&str> {
+        match self {
+            Self::NotFound { path, .. } => Some(path),
+            _ => None,
+        }
     }
 
     /// Returns whether another attempt may succeed without a change by the caller.
@@ -61,6 +74,7 @@ impl Error {
             Self::InvalidInput(_)
             | Self::UnknownFormat(_)
             | Self::UnexpectedResponse { .. }
+            | Self::NotFound { .. }
             | Self::NotPlaced { .. } => false,
             Self::LoginRefused { .. } | Self::NotAllowed { .. } | Self::Refused { .. } => {
                 matches!(self.status(), Some(408 | 429 | 500 | 502..=504))

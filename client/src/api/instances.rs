@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::{path, with_query};
 
@@ -64,6 +65,9 @@ pub struct NewInstance {
     /// The policy of the cluster if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fencing: Option<FencingPolicy>,
+    /// Whether the request is only checked.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
 }
 
 /// An interface to create. The server chooses absent values.
@@ -172,8 +176,8 @@ pub struct ScreenLink {
 
 impl Client {
     /// Lists the visible instances, with `all` including deleted ones.
-    pub async fn instances(&self, all: bool) -> Result<ApiResponse<Vec<InstanceRecord>>> {
-        self.get(with_query(path(&["instances"])?, &[("all", all.then_some("true"))])).await
+    pub async fn instances(&self, all: bool, query: &ListQuery) -> Result<ApiResponse<Vec<InstanceRecord>>> {
+        self.get_list(with_query(path(&["instances"])?, &[("all", all.then_some("true"))]), query).await
     }
 
     /// Returns an instance by name or id.
@@ -201,8 +205,12 @@ impl Client {
     }
 
     /// Lists the interfaces of an instance in order.
-    pub async fn instance_interfaces(&self, instance: &str) -> Result<ApiResponse<Vec<InterfaceRecord>>> {
-        self.get(path(&["instances", instance, "interfaces"])?).await
+    pub async fn instance_interfaces(
+        &self,
+        instance: &str,
+        query: &ListQuery,
+    ) -> Result<ApiResponse<Vec<InterfaceRecord>>> {
+        self.get_list(path(&["instances", instance, "interfaces"])?, query).await
     }
 
     /// Adds an interface to an instance. It is attached once its state is `created`.
@@ -290,8 +298,12 @@ impl Client {
     }
 
     /// Lists the snapshots of an instance's disks.
-    pub async fn snapshots(&self, instance: &str) -> Result<ApiResponse<Vec<SnapshotRecord>>> {
-        self.get(path(&["instances", instance, "snapshot"])?).await
+    pub async fn snapshots(
+        &self,
+        instance: &str,
+        query: &ListQuery,
+    ) -> Result<ApiResponse<Vec<SnapshotRecord>>> {
+        self.get_list(path(&["instances", instance, "snapshot"])?, query).await
     }
 
     /// Lists the unfinished operations on an instance, or all of them, newest first.
@@ -299,8 +311,9 @@ impl Client {
         &self,
         instance: &str,
         all: bool,
+        query: &ListQuery,
     ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let path = path(&["instances", instance, "clusteroperations"])?;
-        self.get(with_query(path, &[("all", Some(if all { "true" } else { "false" }))])).await
+        self.get_list(with_query(path, &[("all", Some(if all { "true" } else { "false" }))]), query).await
     }
 }

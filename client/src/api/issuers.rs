@@ -6,13 +6,14 @@ use serde_json::json;
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::path;
 
 impl Client {
     /// Lists the trusted issuers by name.
-    pub async fn issuers(&self) -> Result<ApiResponse<Vec<IssuerRecord>>> {
-        self.get(path(&["auth", "issuers"])?).await
+    pub async fn issuers(&self, query: &ListQuery) -> Result<ApiResponse<Vec<IssuerRecord>>> {
+        self.get_list(path(&["auth", "issuers"])?, query).await
     }
 
     /// Returns a trusted issuer.

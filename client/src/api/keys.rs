@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::path;
 
@@ -32,8 +33,26 @@ pub(super) fn deserialize_secret<'de, D: Deserializer<'de>>(
 
 impl Client {
     /// Lists the names of a namespace's keys.
-    pub async fn keys(&self, namespace: &str) -> Result<ApiResponse<Vec<String>>> {
-        self.get(path(&["auth", "namespaces", namespace, "keys"])?).await
+    pub async fn keys(&self, namespace: &str, query: &ListQuery) -> Result<ApiResponse<Vec<String>>> {
+        self.get_list(path(&["auth", "namespaces", namespace, "keys"])?, query).await
+    }
+
+    /// Lists the keys of a namespace with their expiry and their scopes.
+    pub async fn key_records(
+        &self,
+        namespace: &str,
+        query: &ListQuery,
+    ) -> Result<ApiResponse<Vec<KeyRecord>>> {
+        let mut records = vec![];
+        for name in self.keys(namespace, query).await?.value()? {
+            match self.key(namespace, &name).await {
+                Ok(key) => records.push(key.json().clone()),
+                // It expired or was deleted in the meantime.
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ApiResponse::new(records.into()))
     }
 
     /// Returns the expiry and the scopes of a key.

@@ -8,6 +8,7 @@ mod client;
 mod cluster;
 mod cluster_upgrades;
 mod error;
+mod event_streams;
 mod events;
 mod exchanges;
 mod instances;
@@ -15,6 +16,7 @@ mod interfaces;
 mod issuers;
 mod keys;
 mod labels;
+mod lists;
 mod metadata;
 mod namespaces;
 mod networks;
@@ -39,6 +41,7 @@ pub use claims::ClaimLimits;
 pub use client::Client;
 pub use cluster::{ClusterResources, LeaseOwner, NodeResources};
 pub use error::{Error, Result};
+pub use event_streams::{EventStream, StreamMessage, StreamQuery};
 pub use events::EventQuery;
 pub use exchanges::ExchangedKey;
 pub use instances::{
@@ -46,6 +49,7 @@ pub use instances::{
     SnapshotRecord,
 };
 pub use keys::AddedKey;
+pub use lists::ListQuery;
 pub use networks::{NetworkDeletion, NewNetwork};
 pub use object_path::ObjectPath;
 pub use requests::AnyResponse;

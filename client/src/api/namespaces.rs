@@ -7,13 +7,14 @@ use serde_json::json;
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::path;
 
 impl Client {
     /// Lists the accessible namespaces by name.
-    pub async fn namespaces(&self) -> Result<ApiResponse<Vec<NamespaceRecord>>> {
-        self.get(path(&["auth", "namespaces"])?).await
+    pub async fn namespaces(&self, query: &ListQuery) -> Result<ApiResponse<Vec<NamespaceRecord>>> {
+        self.get_list(path(&["auth", "namespaces"])?, query).await
     }
 
     /// Returns a namespace.

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::{path, with_query};
 
@@ -27,6 +28,9 @@ pub struct NewNetwork {
     /// The caller's own namespace if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
+    /// Whether the request is only checked.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
 }
 
 /// A network that is being deleted.
@@ -41,8 +45,8 @@ pub struct NetworkDeletion {
 
 impl Client {
     /// Lists the visible networks, with `all` including deleted ones.
-    pub async fn networks(&self, all: bool) -> Result<ApiResponse<Vec<NetworkRecord>>> {
-        self.get(with_query(path(&["networks"])?, &[("all", all.then_some("true"))])).await
+    pub async fn networks(&self, all: bool, query: &ListQuery) -> Result<ApiResponse<Vec<NetworkRecord>>> {
+        self.get_list(with_query(path(&["networks"])?, &[("all", all.then_some("true"))]), query).await
     }
 
     /// Returns a network by name or id.
@@ -79,13 +83,21 @@ impl Client {
     }
 
     /// Lists the interfaces on a network.
-    pub async fn network_interfaces(&self, network: &str) -> Result<ApiResponse<Vec<InterfaceRecord>>> {
-        self.get(path(&["networks", network, "interfaces"])?).await
+    pub async fn network_interfaces(
+        &self,
+        network: &str,
+        query: &ListQuery,
+    ) -> Result<ApiResponse<Vec<InterfaceRecord>>> {
+        self.get_list(path(&["networks", network, "interfaces"])?, query).await
     }
 
     /// Lists the allocated addresses of a network.
-    pub async fn network_addresses(&self, network: &str) -> Result<ApiResponse<Vec<AddressRecord>>> {
-        self.get(path(&["networks", network, "addresses"])?).await
+    pub async fn network_addresses(
+        &self,
+        network: &str,
+        query: &ListQuery,
+    ) -> Result<ApiResponse<Vec<AddressRecord>>> {
+        self.get_list(path(&["networks", network, "addresses"])?, query).await
     }
 
     /// Reserves an address so that it is not allocated.
@@ -140,8 +152,9 @@ impl Client {
         &self,
         network: &str,
         all: bool,
+        query: &ListQuery,
     ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let path = path(&["networks", network, "clusteroperations"])?;
-        self.get(with_query(path, &[("all", Some(if all { "true" } else { "false" }))])).await
+        self.get_list(with_query(path, &[("all", Some(if all { "true" } else { "false" }))]), query).await
     }
 }

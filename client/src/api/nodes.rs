@@ -7,13 +7,14 @@ use serde_json::{Map, Value, json};
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::path;
 
 impl Client {
     /// Lists the nodes.
-    pub async fn nodes(&self) -> Result<ApiResponse<Vec<NodeRecord>>> {
-        self.get(path(&["nodes"])?).await
+    pub async fn nodes(&self, query: &ListQuery) -> Result<ApiResponse<Vec<NodeRecord>>> {
+        self.get_list(path(&["nodes"])?, query).await
     }
 
     /// Returns a node by name or id.

@@ -1,5 +1,7 @@
 //! Objects that have metadata and events.
 
+use muster_types::object::ObjectType;
+
 use super::error::Result;
 use super::uri::path;
 
@@ -35,6 +37,26 @@ pub enum ObjectPath<'a> {
 }
 
 impl ObjectPath<'_> {
+    /// Returns the type of the object.
+    #[must_use]
+    pub fn object_type(self) -> ObjectType {
+        match self {
+            Self::Namespace(_) => ObjectType::Namespace,
+            Self::Key(..) => ObjectType::NamespaceKey,
+            Self::Claim(..) => ObjectType::NamespaceClaim,
+            Self::Issuer(_) => ObjectType::Issuer,
+            Self::Rule(..) => ObjectType::Rule,
+            Self::Node(_) => ObjectType::Node,
+            Self::Network(_) => ObjectType::Network,
+            Self::Interface(_) => ObjectType::Interface,
+            Self::Instance(_) => ObjectType::Instance,
+            Self::Artifact(_) => ObjectType::Artifact,
+            Self::Blob(_) => ObjectType::Blob,
+            Self::AgentOperation(_) => ObjectType::AgentOperation,
+            Self::Operation(..) => ObjectType::ClusterOperation,
+        }
+    }
+
     /// Returns the path of the object, followed by `rest`.
     pub(super) fn path(self, rest: &[&str]) -> Result<String> {
         let start = match self {

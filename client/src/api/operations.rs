@@ -4,6 +4,7 @@ use muster_types::operation::OperationRecord;
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::{path, with_query};
 
@@ -14,8 +15,12 @@ impl Client {
     }
 
     /// Lists an operation and its dependencies, newest first.
-    pub async fn operation_chain(&self, id: &str) -> Result<ApiResponse<Vec<OperationRecord>>> {
-        self.get(path(&["clusteroperations", id, "chain"])?).await
+    pub async fn operation_chain(
+        &self,
+        id: &str,
+        query: &ListQuery,
+    ) -> Result<ApiResponse<Vec<OperationRecord>>> {
+        self.get_list(path(&["clusteroperations", id, "chain"])?, query).await
     }
 
     /// Lists the operations on an object, newest first.
@@ -23,8 +28,9 @@ impl Client {
         &self,
         target_type: &str,
         target: &str,
+        query: &ListQuery,
     ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let pairs = [("target_object_type", Some(target_type)), ("target_uuid", Some(target))];
-        self.get(with_query(path(&["clusteroperations"])?, &pairs)).await
+        self.get_list(with_query(path(&["clusteroperations"])?, &pairs), query).await
     }
 }

@@ -6,13 +6,14 @@ use serde_json::json;
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::path;
 
 impl Client {
     /// Lists the quotas of a namespace, with limits and usage.
-    pub async fn quotas(&self, namespace: &str) -> Result<ApiResponse<Vec<QuotaRecord>>> {
-        self.get(path(&["auth", "namespaces", namespace, "quotas"])?).await
+    pub async fn quotas(&self, namespace: &str, query: &ListQuery) -> Result<ApiResponse<Vec<QuotaRecord>>> {
+        self.get_list(path(&["auth", "namespaces", namespace, "quotas"])?, query).await
     }
 
     /// Sets a limit of a namespace; 0 means unlimited.

@@ -24,6 +24,11 @@ impl<T> ApiResponse<T> {
         Self { json, record: PhantomData }
     }
 
+    /// Creates a response from a part of another one.
+    pub(crate) fn from_json(json: Value) -> Self {
+        Self::new(json)
+    }
+
     /// Returns the JSON, including fields that this client does not know.
     #[must_use]
     pub fn json(&self) -> &Value {
@@ -64,9 +69,17 @@ impl<T> fmt::Debug for ApiResponse<T> {
 pub(super) struct RawResponse {
     pub(super) status: StatusCode,
     pub(super) body: Vec<u8>,
+    /// The path of the request.
+    pub(super) path: String,
+    /// Where the next page of a list starts, if there may be one.
+    pub(super) next_cursor: Option<String>,
 }
 
 impl RawResponse {
+    pub(super) fn new(path: &str, status: StatusCode, body: Vec<u8>) -> Self {
+        Self { status, body, path: path.to_owned(), next_cursor: None }
+    }
+
     /// Returns the refusal that the body describes.
     pub(super) fn refusal(&self) -> Error {
         let (status, message) = (self.status.as_u16(), self.refusal_message());
@@ -75,6 +88,9 @@ impl RawResponse {
             Some(stage) => {
                 let transient = json.get("transient").and_then(Value::as_bool).unwrap_or(false);
                 Error::NotPlaced { status, message, stage: escape_control(stage), transient }
+            }
+            None if self.status == StatusCode::NOT_FOUND => {
+                Error::NotFound { path: self.path.clone(), message }
             }
             None => Error::Refused { status, message },
         }
@@ -115,9 +131,8 @@ mod tests {
 
     #[test]
     fn refusal_contains_the_request_id_if_the_body_does() {
-        let message = |body: &str| {
-            RawResponse { status: StatusCode::NOT_FOUND, body: body.into() }.refusal().to_string()
-        };
+        let message =
+            |body: &str| RawResponse::new("/", StatusCode::NOT_FOUND, body.into()).refusal().to_string();
         assert_eq!(message(r#"{"error": "not here", "request_id": "5d5e"}"#), "not here (request 5d5e)");
         assert_eq!(message(r#"{"error": "not here"}"#), "not here");
         assert_eq!(message("a proxy"), "a proxy");

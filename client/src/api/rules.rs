@@ -6,13 +6,14 @@ use serde_json::json;
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::path;
 
 impl Client {
     /// Lists the mapping rules of a namespace by name.
-    pub async fn rules(&self, namespace: &str) -> Result<ApiResponse<Vec<RuleRecord>>> {
-        self.get(path(&["auth", "namespaces", namespace, "rules"])?).await
+    pub async fn rules(&self, namespace: &str, query: &ListQuery) -> Result<ApiResponse<Vec<RuleRecord>>> {
+        self.get_list(path(&["auth", "namespaces", namespace, "rules"])?, query).await
     }
 
     /// Returns a mapping rule.

@@ -38,7 +38,7 @@ impl Client {
             .header(CONTENT_TYPE, "application/octet-stream")
             .header(CONTENT_LENGTH, length)
             .body(body);
-        let raw = self.receive(request).await?;
+        let raw = self.receive(&path, request).await?;
         self.decode(&raw)
     }
 }

@@ -6,13 +6,18 @@ use serde_json::{Value, json};
 
 use super::client::Client;
 use super::error::Result;
+use super::lists::ListQuery;
 use super::response::ApiResponse;
 use super::uri::path;
 
 impl Client {
     /// Lists the webhooks of a namespace by name.
-    pub async fn webhooks(&self, namespace: &str) -> Result<ApiResponse<Vec<WebhookRecord>>> {
-        self.get(path(&["auth", "namespaces", namespace, "webhooks"])?).await
+    pub async fn webhooks(
+        &self,
+        namespace: &str,
+        query: &ListQuery,
+    ) -> Result<ApiResponse<Vec<WebhookRecord>>> {
+        self.get_list(path(&["auth", "namespaces", namespace, "webhooks"])?, query).await
     }
 
     /// Returns a webhook.
@@ -69,8 +74,9 @@ impl Client {
         &self,
         namespace: &str,
         name: &str,
+        query: &ListQuery,
     ) -> Result<ApiResponse<Vec<DeliveryRecord>>> {
-        self.get(path(&["auth", "namespaces", namespace, "webhooks", name, "deliveries"])?).await
+        self.get_list(path(&["auth", "namespaces", namespace, "webhooks", name, "deliveries"])?, query).await
     }
 
     /// Sends a delivery again.

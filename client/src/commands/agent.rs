@@ -2,14 +2,23 @@
 
 use clap::Subcommand;
 use muster_types::agent_operation::{AgentCommand, AgentOperationRecord, ChmodMode};
+use muster_types::object::ObjectType;
 
 use super::events;
+use super::list::{ListOptions, ListView};
 use super::lookup::{NamedType, resolve};
 use super::metadata;
 use super::session::Session;
 use crate::api::ObjectPath;
 use crate::output::{Table, compact, or_dash};
 use crate::time::format_utc;
+
+const LIST: ListView<AgentOperationRecord> = ListView {
+    table,
+    wide: &["deadline", "error_message", "namespace"],
+    order: &[],
+    watched: &[ObjectType::AgentOperation],
+};
 
 /// Commands for agent operations, which `muster exec` and `muster cp` create.
 #[derive(Debug, Subcommand)]
@@ -20,6 +29,8 @@ pub enum Command {
         /// Include finished operations
         #[arg(long)]
         all: bool,
+        #[command(flatten)]
+        list: ListOptions,
     },
     /// Show an agent operation and its results
     Show { uuid: String },
@@ -50,9 +61,10 @@ pub enum Command {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List { mut instance, all } => {
+        Command::List { mut instance, all, list } => {
             resolve(client, NamedType::Instance, &mut instance, None).await?;
-            session.show(client.agent_operations(&instance, all).await?, table)
+            let query = list.query();
+            session.list(&list, &LIST, || client.agent_operations(&instance, all, &query)).await
         }
         Command::Show { uuid } => session.show(client.agent_operation(&uuid).await?, details),
         Command::Delete { uuid } => {

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::agent;
 use super::wait::PollTimer;
 use crate::api::{self, ApiResponse, Client};
+use crate::exit_code::timed_out;
 use crate::output::escape_control;
 
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -67,12 +68,12 @@ pub(super) async fn wait_until_ready(
         }
         if !timer.wait_for(&format!("the agent of instance {}", record.name)).await {
             let agent = record.agent_state.unwrap_or_else(|| "not ready (no contact)".to_owned());
-            bail!(
+            return Err(timed_out(format!(
                 "the agent of instance {name} is {}; the instance is {}, its power state {}; give --wait to wait longer",
                 escape_control(&agent),
                 record.state,
                 record.power_state
-            );
+            )));
         }
     }
 }

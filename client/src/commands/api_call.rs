@@ -10,13 +10,14 @@ use serde_json::Value;
 
 use super::session::Session;
 use crate::error_text::io_error_text;
-use crate::output;
 
 const METHODS: [&str; 4] = ["GET", "POST", "PUT", "DELETE"];
 
 /// Arguments of `muster api`.
 #[derive(Debug, Args)]
-#[command(after_help = "Prints the body of the response, also of a refused request, whose reason is an error as well.")]
+#[command(
+    after_help = "Prints the body of the response, also of a refused request, whose reason is an error as well."
+)]
 pub struct Arguments {
     #[arg(value_parser = PossibleValuesParser::new(METHODS), ignore_case = true)]
     method: String,
@@ -52,7 +53,7 @@ pub(super) async fn run(session: &Session, arguments: Arguments) -> anyhow::Resu
     let method = method.to_ascii_uppercase().parse()?;
     let response = session.client.request_any(method, &path, &query, body).await?;
     match serde_json::from_slice::<Value>(&response.body) {
-        Ok(json) => output::print_json(&json)?,
+        Ok(json) => session.print_value(&json)?,
         Err(_) => io::stdout().write_all(&response.body)?,
     }
     response.refusal.map_or(Ok(()), |error| Err(error.into()))
@@ -79,6 +80,7 @@ mod tests {
 
     use super::*;
     use crate::fake_server::FakeServer;
+    use crate::output::Format;
 
     fn arguments(method: &str, path: &str, data: Option<&str>) -> Arguments {
         let query = vec![("all".to_owned(), "a b".to_owned())];
@@ -88,7 +90,7 @@ mod tests {
     #[tokio::test]
     async fn sends_method_query_and_body() {
         let (client, fake) = FakeServer::start(vec![("POST /networks", vec![(200, json!({}))])]).await;
-        let session = Session { client, json: false };
+        let session = Session { client, format: Format::Table };
         run(&session, arguments("post", "/networks", Some("{\"name\": \"lan\"}"))).await.unwrap();
         assert_eq!(fake.requests(), [r#"POST /networks?all=a+b {"name":"lan"}"#]);
     }
@@ -97,8 +99,9 @@ mod tests {
     async fn refused_request_is_an_error_with_the_reason() {
         let (client, _) =
             FakeServer::start(vec![("DELETE /nodes/a", vec![(409, json!({ "error": "in use" }))])]).await;
-        let error =
-            run(&Session { client, json: false }, arguments("DELETE", "/nodes/a", None)).await.unwrap_err();
+        let error = run(&Session { client, format: Format::Table }, arguments("DELETE", "/nodes/a", None))
+            .await
+            .unwrap_err();
         assert_eq!(error.to_string(), "in use");
     }
 

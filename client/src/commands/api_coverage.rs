@@ -119,7 +119,7 @@ const OPERATIONS: &[(&str, User)] = &[
     ("GET /clusteroperations/{operation_type}/{operation_uuid}", Command("operation show")),
     ("GET /clusteroperations/{operation_type}/{operation_uuid}/explain", Command("operation why")),
     ("GET /clusteroperations/{operation_uuid}/chain", Command("operation chain")),
-    ("GET /events/stream", Program("a stream of messages")),
+    ("GET /events/stream", Command("events")),
     ("GET /healthz", Program(PROBE)),
     ("GET /instances", Command("instance list")),
     ("POST /instances", Command("instance create")),
@@ -254,7 +254,8 @@ fn every_operation_of_the_api_has_a_command() {
     let documented: BTreeSet<String> = paths
         .flat_map(|(path, methods)| {
             let methods = methods.as_object().unwrap().keys();
-            let methods = methods.filter(|method| ["get", "post", "put", "patch", "delete"].contains(&method.as_str()));
+            let methods =
+                methods.filter(|method| ["get", "post", "put", "patch", "delete"].contains(&method.as_str()));
             methods.map(move |method| format!("{} {path}", method.to_uppercase()))
         })
         .collect();
@@ -271,7 +272,8 @@ fn every_command_of_the_table_exists() {
         let root = Cli::command();
         let mut command = &root;
         for word in line.split(' ') {
-            command = command.find_subcommand(word).unwrap_or_else(|| panic!("`muster {line}` does not exist"));
+            command =
+                command.find_subcommand(word).unwrap_or_else(|| panic!("`muster {line}` does not exist"));
         }
     }
 }

@@ -3,20 +3,43 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use muster_types::artifact::{ArtifactRecord, VersionRecord};
+use muster_types::object::ObjectType;
 
 use super::arguments::path_parser;
 use super::artifact_tables::{deletions, details, table, versions};
 use super::artifact_transfer::{UploadArguments, download, fetch, upload};
+use super::list::{ListOptions, ListView};
 use super::lookup::{NamedType, require_unambiguous, resolve};
+use super::network::NOT_CREATED;
 use super::session::Session;
+use super::wait::LongWaitOptions;
 use super::{events, metadata, operation};
 use crate::api::{ArtifactRef, ObjectPath};
+use crate::output;
+
+const LIST: ListView<ArtifactRecord> = ListView {
+    table,
+    wide: &["max_versions", "error_message"],
+    order: &["namespace", "name", "uuid"],
+    watched: &[ObjectType::Artifact],
+};
+
+const VERSIONS: ListView<VersionRecord> = ListView {
+    table: versions,
+    wide: &["reference_count", "modified", "sha512"],
+    order: &[],
+    watched: &[ObjectType::Artifact, ObjectType::Blob],
+};
 
 /// Commands for artifacts, which are given by name or id.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the visible artifacts
-    List,
+    List {
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Show an artifact
     Show {
         #[command(flatten)]
@@ -32,9 +55,11 @@ pub enum Command {
         /// Namespace to create it in, if not your own
         #[arg(long, value_name = "NAMESPACE")]
         in_namespace: Option<String>,
-        /// Do not wait for completion
+        /// Check the request without fetching
         #[arg(long)]
-        no_wait: bool,
+        dry_run: bool,
+        #[command(flatten)]
+        wait: LongWaitOptions,
     },
     /// Upload a file as the newest version of an artifact; run again to resume
     Upload(UploadArguments),
@@ -56,6 +81,8 @@ pub enum Command {
     Versions {
         #[command(flatten)]
         target: ArtifactArguments,
+        #[command(flatten)]
+        list: ListOptions,
     },
     /// Delete an artifact and all its versions
     Delete {
@@ -107,6 +134,8 @@ pub enum Command {
         /// Include finished operations
         #[arg(long)]
         all: bool,
+        #[command(flatten)]
+        list: ListOptions,
     },
     /// Show the metadata of an artifact
     Metadata { artifact: String },
@@ -143,10 +172,10 @@ impl Command {
     /// Returns the artifact that the command is for and its namespace, if given.
     fn artifact_mut(&mut self) -> Option<(&mut String, Option<&str>)> {
         match self {
-            Self::List | Self::Fetch { .. } | Self::Upload(_) | Self::DeleteAll { .. } => None,
+            Self::List { .. } | Self::Fetch { .. } | Self::Upload(_) | Self::DeleteAll { .. } => None,
             Self::Show { target }
             | Self::Download { target, .. }
-            | Self::Versions { target }
+            | Self::Versions { target, .. }
             | Self::Delete { target }
             | Self::DeleteVersion { target, .. }
             | Self::MaxVersions { target, .. }
@@ -172,17 +201,27 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
         None => {}
     }
     match command {
-        Command::List => session.show(client.artifacts().await?, table),
+        Command::List { list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.artifacts(&query)).await
+        }
         Command::Show { target } => session.show(client.artifact(target.reference()).await?, details),
-        Command::Fetch { url, shared, in_namespace, no_wait } => {
-            let response = client.fetch_artifact(&url, shared, in_namespace.as_deref()).await?;
-            fetch(session, response, no_wait).await
+        Command::Fetch { url, shared, in_namespace, dry_run, wait } => {
+            let response = client.fetch_artifact(&url, shared, in_namespace.as_deref(), dry_run).await?;
+            if dry_run {
+                output::status(NOT_CREATED);
+                return session.show(response, details);
+            }
+            fetch(session, response, wait.timer()).await
         }
         Command::Upload(arguments) => upload(session, &arguments).await,
         Command::Download { target, file, version, force } => {
             download(session, target.reference(), &file, version, force).await
         }
-        Command::Versions { target } => session.show(client.versions(target.reference()).await?, versions),
+        Command::Versions { target, list } => {
+            let query = list.query();
+            session.list(&list, &VERSIONS, || client.versions(target.reference(), &query)).await
+        }
         Command::Delete { target } => {
             let response = client.delete_artifact(target.reference()).await?;
             session.confirm(&response, &format!("artifact {} deleted", target.artifact))
@@ -214,8 +253,9 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
         Command::Events { artifact, filter } => {
             events::show(session, ObjectPath::Artifact(&artifact), &filter).await
         }
-        Command::Operations { artifact, all } => {
-            session.show(client.artifact_operations(&artifact, all).await?, operation::table)
+        Command::Operations { artifact, all, list } => {
+            let query = list.query();
+            session.list(&list, &operation::LIST, || client.artifact_operations(&artifact, all, &query)).await
         }
         Command::Metadata { artifact } => metadata::show(session, ObjectPath::Artifact(&artifact)).await,
         Command::SetMetadata { artifact, item } => {

@@ -21,9 +21,8 @@ fn yes_or_no(flag: bool) -> String {
     if flag { "yes" } else { "no" }.to_owned()
 }
 
-/// Lists artifacts by namespace and name.
-pub(super) fn table(mut artifacts: Vec<ArtifactRecord>) -> Table {
-    artifacts.sort_by(|a, b| (&a.namespace, &a.name, a.uuid).cmp(&(&b.namespace, &b.name, b.uuid)));
+/// Lists artifacts.
+pub(super) fn table(artifacts: Vec<ArtifactRecord>) -> Table {
     let fixed = ["NAME", "UUID", "TYPE", "STATE", "VERSION", "SIZE", "SHARED", "NAMESPACE"];
     Table::new(&fixed, &["SOURCE"]).rows(artifacts.into_iter().map(|artifact| {
         let (newest, size) = (newest_version(&artifact), newest_size(&artifact));
@@ -111,8 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn lists_artifacts_by_name_with_their_size() {
-        let text = table(vec![example("debian", 7), example("broken", 0)]).render(None);
+    fn lists_artifacts_with_their_size() {
+        let text = table(vec![example("broken", 0), example("debian", 7)]).render(None);
         let expected = "\
 NAME    UUID                                  TYPE   STATE    VERSION  SIZE     SHARED  NAMESPACE  SOURCE
 broken  5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01  image  error    -        -        no      ci         debian:12

@@ -16,13 +16,14 @@ use muster_types::operation::{OperationHandle, OperationRecord, OperationState};
 use super::arguments::path_parser;
 use super::artifact_tables::details;
 use super::session::Session;
+use super::wait::PollTimer;
 use super::{blob, operation};
-use crate::api::{ApiResponse, ArtifactRef, Client, Error, NewVersion, VersionSource};
+use crate::api::{ApiResponse, ArtifactRef, Client, Error, ListQuery, NewVersion, VersionSource};
+use crate::exit_code::timed_out;
 use crate::output::{self, escape_control};
 use crate::progress::{ProgressMeter, show_progress};
 use crate::transfer::{
-    LocalFile, Retries, RetryPolicy, UploadState, Uploaded, poll_pause, send_file, send_stdin,
-    unless_interrupted,
+    LocalFile, Retries, RetryPolicy, UploadState, Uploaded, send_file, send_stdin, unless_interrupted,
 };
 
 /// Arguments of `muster artifact upload`.
@@ -71,16 +72,15 @@ fn upload_types() -> impl TypedValueParser<Value = ArtifactType> {
 pub(super) async fn fetch(
     session: &Session,
     response: ApiResponse<ArtifactRecord>,
-    no_wait: bool,
+    timer: Option<PollTimer>,
 ) -> anyhow::Result<()> {
     let before = response.clone().value()?;
-    let handle = match &before.last_cluster_operation {
-        Some(handle) if !no_wait => handle,
-        _ => return session.show(response, details),
+    let (Some(handle), Some(timer)) = (&before.last_cluster_operation, timer) else {
+        return session.show(response, details);
     };
     let consequence =
         || format!("the fetch continues: see its progress with `muster artifact show {}`", before.uuid);
-    unless_interrupted(report_fetch(session, &before, handle), consequence).await
+    unless_interrupted(report_fetch(session, &before, handle, timer), consequence).await
 }
 
 /// Waits for the end of a fetch operation and reports its outcome.
@@ -88,8 +88,9 @@ async fn report_fetch(
     session: &Session,
     before: &ArtifactRecord,
     handle: &OperationHandle,
+    timer: PollTimer,
 ) -> anyhow::Result<()> {
-    let operation = wait_for_operation(&session.client, handle, &before.name).await?;
+    let operation = wait_for_operation(&session.client, handle, &before.name, timer).await?;
     let id = before.uuid.to_string();
     let response = session.client.artifact(id.as_str().into()).await?;
     let artifact = response.clone().value()?;
@@ -101,7 +102,7 @@ async fn report_fetch(
         }
         bail!("failed to fetch {source}: {reason}");
     }
-    eprintln!("{}", escape_control(&outcome(before, &artifact)));
+    output::status(&outcome(before, &artifact));
     Ok(())
 }
 
@@ -110,6 +111,7 @@ async fn wait_for_operation(
     client: &Client,
     handle: &OperationHandle,
     name: &str,
+    mut timer: PollTimer,
 ) -> anyhow::Result<OperationRecord> {
     let (op_type, op_uuid) = (handle.op_type.as_str(), handle.op_uuid.to_string());
     let meter = ProgressMeter::new(&format!("fetching {name}"), 0, None);
@@ -130,7 +132,9 @@ async fn wait_for_operation(
         if let Some(progress) = &operation.progress {
             show_progress(&meter, progress);
         }
-        poll_pause().await;
+        if !timer.tick().await {
+            return Err(timed_out(format!("timed out; the fetch of {} continues", escape_control(name))));
+        }
     }
 }
 
@@ -193,7 +197,7 @@ async fn upload_file(
         match session.client.add_version(version, VersionSource::Blob(blob)).await {
             Ok(response) => {
                 state.discard();
-                eprintln!("the cluster already has this content: nothing was sent");
+                output::status("the cluster already has this content: nothing was sent");
                 return session.show(response, details);
             }
             Err(error) if error.is_not_found() && is_deleted(&session.client, blob).await? => {}
@@ -241,7 +245,7 @@ async fn finish(
     let artifact = response.clone().value()?;
     let index = verify_version(&session.client, &artifact, &uploaded.sha512).await?;
     session.show(response, details)?;
-    eprintln!("uploaded version {index} of {}: {}", escape_control(&artifact.name), uploaded.summary);
+    output::status(&format!("uploaded version {index} of {}: {}", artifact.name, uploaded.summary));
     Ok(())
 }
 
@@ -276,7 +280,7 @@ pub(super) async fn add_version(
 /// Returns the number of the version with the sent content. Usually the newest, unless there are concurrent uploads.
 async fn verify_version(client: &Client, artifact: &ArtifactRecord, sha512: &str) -> anyhow::Result<i64> {
     let id = artifact.uuid.to_string();
-    let versions = client.versions(id.as_str().into()).await?.value()?;
+    let versions = client.versions(id.as_str().into(), &ListQuery::default()).await?.value()?;
     let same = |sum: &Option<String>| sum.as_ref().is_some_and(|sum| sum.eq_ignore_ascii_case(sha512));
     if let Some(version) = versions.iter().rev().find(|version| same(&version.blob.sha512)) {
         return Ok(version.index);

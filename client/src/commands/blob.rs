@@ -7,15 +7,24 @@ use anyhow::bail;
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
 use muster_types::blob::{BlobRecord, HashAlgorithm};
+use muster_types::object::ObjectType;
 use serde_json::Value;
 
 use super::arguments::path_parser;
+use super::list::{ListOptions, ListView};
 use super::session::Session;
 use super::{events, metadata};
 use crate::api::ObjectPath;
 use crate::output::{self, Table, compact, format_size, or_dash};
 use crate::time::format_utc;
 use crate::transfer::{DownloadTarget, RetryPolicy, download as download_blob, unless_interrupted};
+
+const LIST: ListView<BlobRecord> = ListView {
+    table,
+    wide: &["last_used", "modified", "depends_on", "sha512"],
+    order: &[],
+    watched: &[ObjectType::Blob],
+};
 
 /// Commands for blobs, which are given by id.
 #[derive(Debug, Subcommand)]
@@ -25,6 +34,8 @@ pub enum Command {
         /// Only blobs with a replica on this node
         #[arg(long, value_name = "NODE")]
         node: Option<String>,
+        #[command(flatten)]
+        list: ListOptions,
     },
     /// Show a blob
     Show { uuid: String },
@@ -81,12 +92,15 @@ fn algorithms() -> PossibleValuesParser {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List { node } => session.show(client.blobs(node.as_deref()).await?, table),
+        Command::List { node, list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.blobs(node.as_deref(), &query)).await
+        }
         Command::Show { uuid } => session.show(client.blob(&uuid).await?, details),
         Command::Search { algorithm, hash } => {
             let response = client.find_blob(&algorithm, &hash).await?;
-            if session.json {
-                return output::print_json(response.json());
+            if session.is_structured() {
+                return session.print_value(response.json());
             }
             match response.value()? {
                 Some(blob) => output::print_table(&details(blob)),
@@ -95,8 +109,8 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         }
         Command::Checksum { uuid, algorithm } => {
             let response = client.checksum(&uuid, &algorithm).await?;
-            if session.json {
-                return output::print_json(response.json());
+            if session.is_structured() {
+                return session.print_value(response.json());
             }
             match response.value()? {
                 Some(checksum) => output::print(&format!("{}\n", output::escape_control(&checksum))),
@@ -136,7 +150,7 @@ pub(super) async fn download(
     let summary = unless_interrupted(download, || target.interrupt_consequence()).await?;
     if let (DownloadTarget::File(file), Some(summary)) = (&target, summary) {
         let text = format!("downloaded {content} to {}: {summary}", file.display());
-        eprintln!("{}", output::escape_control(&text));
+        output::status(&text);
     }
     Ok(())
 }

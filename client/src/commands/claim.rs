@@ -2,21 +2,30 @@
 
 use clap::{Args, Subcommand};
 use muster_types::claim::ClaimRecord;
+use muster_types::object::ObjectType;
 use muster_types::time::now;
 
 use super::events::{self, EventFilter};
 use super::instance_specs::{parse_gigabytes, parse_memory};
+use super::list::{ListOptions, ListView};
 use super::metadata;
 use super::session::Session;
 use crate::api::{ClaimLimits, ObjectPath};
 use crate::output::Table;
 use crate::time::{format_utc, parse_expiry};
 
+const LIST: ListView<ClaimRecord> =
+    ListView { table, wide: &["state", "version"], order: &[], watched: &[ObjectType::NamespaceClaim] };
+
 /// Commands for capacity claims, which are given by id.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the claims of a namespace, including expired ones
-    List { namespace: String },
+    List {
+        namespace: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Show a claim
     Show { namespace: String, claim: String },
     /// Reserve capacity of the cluster for a namespace
@@ -119,7 +128,10 @@ impl ClaimChanges {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List { namespace } => session.show(client.claims(&namespace).await?, table),
+        Command::List { namespace, list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.claims(&namespace, &query)).await
+        }
         Command::Show { namespace, claim } => session.show(client.claim(&namespace, &claim).await?, details),
         Command::Create { namespace, limits } => {
             let limits = ClaimChanges::from(limits).limits(now());

@@ -56,7 +56,8 @@ fn whole(amount: f64) -> i64 {
     amount.round() as i64
 }
 
-fn resources(resources: ClusterResources) -> Table {
+/// Lists the capacity of the nodes.
+pub(super) fn resources(resources: ClusterResources) -> Table {
     let table = Table::new(&["NODE", "CPUS FREE", "CPUS", "LOAD", "MEMORY FREE", "MEMORY", "DISK FREE"], &[]);
     let nodes = resources.per_node.into_iter().map(|(name, node)| node_row(name, &node));
     let total = [
@@ -84,9 +85,11 @@ fn node_row(name: String, node: &NodeResources) -> [String; 7] {
 }
 
 fn locks(leases: BTreeMap<String, LeaseOwner>) -> Table {
-    Table::new(&["LEASE", "NODE", "PID", "EXPIRES"], &[]).rows(leases.into_iter().map(|(name, owner)| {
-        [name, owner.node, owner.pid.to_string(), format_utc(owner.expires)]
-    }))
+    Table::new(&["LEASE", "NODE", "PID", "EXPIRES"], &[]).rows(
+        leases
+            .into_iter()
+            .map(|(name, owner)| [name, owner.node, owner.pid.to_string(), format_utc(owner.expires)]),
+    )
 }
 
 fn status(upgrade: ClusterUpgradeRecord) -> Table {
@@ -123,7 +126,8 @@ mod tests {
             "cpu_load_15": 0.0, "ram_max": 2048.0, "ram_max_per_instance": 1.0, "ram_available": 1024.0,
             "disk_available": 1_073_741_824.0
         });
-        let record = json!({ "total": { "cpu_available": 6.0, "ram_available": 1024.0 }, "per_node": { "a": node } });
+        let record =
+            json!({ "total": { "cpu_available": 6.0, "ram_available": 1024.0 }, "per_node": { "a": node } });
         let text = resources(from_value(record).unwrap()).render(None);
         assert_eq!(
             text,

@@ -27,7 +27,7 @@ use super::artifact_transfer::{add_version, is_deleted};
 use super::lookup::{NamedType, resolve};
 use super::session::Session;
 use super::wait::PollTimer;
-use crate::api::{AgentTimeouts, ApiResponse, Client, Error, NewVersion};
+use crate::api::{AgentTimeouts, ApiResponse, Client, Error, ListQuery, NewVersion};
 use crate::error_text::io_error_text;
 use crate::output::{self, escape_control};
 use crate::progress::{ProgressMeter, format_throughput};
@@ -197,7 +197,8 @@ pub(super) async fn create_blob(
     };
     let artifact = add_version(client, &version, uploaded).await?.value()?;
     temporary.set(Some(artifact.uuid));
-    let versions = client.versions(artifact.uuid.to_string().as_str().into()).await?.value()?;
+    let versions =
+        client.versions(artifact.uuid.to_string().as_str().into(), &ListQuery::default()).await?.value()?;
     let blob = versions.into_iter().last().context("the server created no version from the upload")?.blob;
     match &blob.sha512 {
         Some(checksum) if !checksum.eq_ignore_ascii_case(&uploaded.sha512) => {
@@ -388,12 +389,12 @@ async fn get(
         let set = fs::set_permissions(file, Permissions::from_mode(mode));
         set.map_err(|error| anyhow!("cannot set the mode of {}: {}", file.display(), io_error_text(&error)))?;
     }
-    if session.json {
-        return output::print_json(response.json());
+    if session.is_structured() {
+        return session.print_value(response.json());
     }
     let throughput = format_throughput(size(&blob)?, started.elapsed());
     let text = format!("copied {} to {}: {throughput}", guest.display(), file.display());
-    eprintln!("{}", escape_control(&text));
+    output::status(&text);
     Ok(())
 }
 

@@ -5,15 +5,31 @@ use clap::{Args, Subcommand};
 use muster_types::event::{EventRecord, EventType};
 use serde_json::{Map, Value};
 
+use super::event_log;
+use super::list::{ListOptions, ListView, parse_condition};
 use super::lookup::{NamedType, resolve};
 use super::session::Session;
 use crate::api::{EventQuery, ObjectPath};
 use crate::output::{Table, compact, or_dash};
 use crate::time::format_utc;
 
+/// Arguments of `muster events`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+pub struct Arguments {
+    /// Print the events of everything that you may see, as they happen
+    #[arg(short, long)]
+    follow: bool,
+    /// Show only events of this type
+    #[arg(long = "type", value_name = "TYPE", value_parser = event_types(), requires = "follow")]
+    event_type: Option<String>,
+    #[command(subcommand)]
+    object: Option<Command>,
+}
+
 /// Commands for events, by type of the object.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(super) enum Command {
     /// Show the events of a namespace
     Namespace {
         name: String,
@@ -61,14 +77,29 @@ pub struct EventFilter {
     /// Show only events of this type
     #[arg(long = "type", value_name = "TYPE", value_parser = event_types())]
     event_type: Option<String>,
+    /// Only events with this value; FIELD:PREFIX* for a prefix; may be repeated
+    #[arg(long, value_name = "FIELD:VALUE", value_parser = parse_condition, conflicts_with = "follow")]
+    filter: Vec<String>,
+    /// Columns to show: those of the table, or fields of the events
+    #[arg(long, value_name = "COLUMN,...", value_delimiter = ',', conflicts_with = "follow")]
+    columns: Vec<String>,
+    /// Print the newest events, oldest first, and then new ones as they happen
+    #[arg(short, long)]
+    follow: bool,
 }
+
+const LIST: ListView<EventRecord> =
+    ListView { table, wide: &["duration", "request_id", "event_uuid"], order: &[], watched: &[] };
 
 fn event_types() -> PossibleValuesParser {
     PossibleValuesParser::new(EventType::ALL.iter().map(|event_type| event_type.as_str()))
 }
 
-pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Result<()> {
+pub(super) async fn run(arguments: Arguments, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
+    let Some(mut command) = arguments.object else {
+        return event_log::follow_all(session, arguments.event_type.as_deref()).await;
+    };
     match &mut command {
         Command::Network { network, .. } => resolve(client, NamedType::Network, network, None).await?,
         Command::Instance { instance, .. } => resolve(client, NamedType::Instance, instance, None).await?,
@@ -92,8 +123,16 @@ pub(super) async fn show(
     object: ObjectPath<'_>,
     filter: &EventFilter,
 ) -> anyhow::Result<()> {
-    let query = EventQuery { limit: filter.limit, event_type: filter.event_type.clone() };
-    session.show(session.client.events(object, &query).await?, table)
+    let query = EventQuery {
+        limit: filter.limit,
+        event_type: filter.event_type.clone(),
+        filter: filter.filter.clone(),
+    };
+    if filter.follow {
+        return event_log::follow_object(session, object, &query).await;
+    }
+    let options = ListOptions { columns: filter.columns.clone(), ..ListOptions::default() };
+    session.list(&options, &LIST, || session.client.events(object, &query)).await
 }
 
 fn table(events: Vec<EventRecord>) -> Table {
@@ -104,7 +143,7 @@ fn table(events: Vec<EventRecord>) -> Table {
 }
 
 /// Formats fields as `name=value` pairs, quoting values with white space.
-fn format_fields(extra: &Map<String, Value>) -> String {
+pub(super) fn format_fields(extra: &Map<String, Value>) -> String {
     let pairs: Vec<String> = extra
         .iter()
         .map(|(name, value)| {

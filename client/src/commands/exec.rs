@@ -20,7 +20,7 @@ use super::session::Session;
 use super::{exec_stdin, exec_terminal};
 use crate::api::Client;
 use crate::error_text::io_error_text;
-use crate::output::{print, print_json};
+use crate::output::print;
 use crate::transfer::{RetryPolicy, download_to_stream};
 
 /// The exit code after a timeout.
@@ -107,8 +107,8 @@ async fn execute(
     let id = response.clone().value()?.uuid;
     if arguments.detach {
         guest_file.take();
-        if session.json {
-            print_json(response.json())?;
+        if session.is_structured() {
+            session.print_value(response.json())?;
         } else {
             print(&format!("{id}\n"))?;
         }
@@ -117,12 +117,12 @@ async fn execute(
     let response = wait_until_final(client, id, |_| {}).await?;
     pending.clear();
     let record = response.clone().value()?;
-    if session.json {
-        print_json(response.json())?;
+    if session.is_structured() {
+        session.print_value(response.json())?;
     }
     let none = Map::new();
     let result = record.results.get("0").unwrap_or(&none);
-    if !session.json {
+    if !session.is_structured() {
         write_output(client, result, "stdout", io::stdout()).await?;
         write_output(client, result, "stderr", io::stderr()).await?;
     }

@@ -9,7 +9,7 @@ use super::arguments::shell_quote;
 use super::identity_token::{self, Environment, TokenArguments};
 use super::session::{Options, new_client};
 use crate::api::{ApiResponse, ExchangedKey};
-use crate::credentials::{self, Credentials, login_file};
+use crate::credentials::{self, Credentials};
 use crate::output::{self, escape_control};
 
 /// Arguments of a login with an identity token.
@@ -34,15 +34,16 @@ pub(super) async fn log_in(
     without_key: Credentials,
     options: Options,
 ) -> anyhow::Result<()> {
-    let Options { cacert, json, credentials: file, .. } = options;
+    let format = options.format();
     // Resolved before the exchange, because a token can be used only once.
-    let file = if arguments.print { None } else { Some(login_file(file)?) };
+    let file = if arguments.print { None } else { Some(options.login_file()?) };
+    let cacert = options.cacert;
     let (response, credentials) =
         exchange(arguments, without_key, cacert, &|name| env::var(name).ok()).await?;
     let key_name = response.clone().value()?.key_name;
     match file {
         Some(file) => credentials::save(&file, &credentials)?,
-        None if json => output::print_json(response.json())?,
+        None if format.is_structured() => output::print_value(format, response.json())?,
         None => output::print(&export_commands(&credentials))?,
     }
     eprintln!(

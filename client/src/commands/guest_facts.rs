@@ -10,8 +10,8 @@ const MOUNT_FIELDS: [&str; 3] = ["device", "mount_point", "vfs_type"];
 
 pub(super) async fn show(session: &Session, instance: &str) -> anyhow::Result<()> {
     let response = session.client.guest_facts(instance).await?;
-    if session.json {
-        return output::print_json(response.json());
+    if session.is_structured() {
+        return session.print_value(response.json());
     }
     for (at, table) in tables(&response.value()?).iter().enumerate() {
         if at > 0 {

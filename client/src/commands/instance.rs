@@ -7,11 +7,13 @@ use clap::{Args, Subcommand};
 use muster_types::ids::InstanceId;
 use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::interface::InterfaceState;
+use muster_types::object::ObjectType;
 use serde_json::{Value, json};
 
 use super::arguments::{path_parser, prompt_confirmation};
 use super::instance_create::{self, create};
-use super::instance_tables::{details, table};
+use super::instance_tables::{details, snapshots, table};
+use super::list::{ListOptions, ListView};
 use super::lookup::{NamedType, require_unambiguous, resolve};
 use super::session::Session;
 use super::wait::{PollTimer, WaitOptions};
@@ -19,11 +21,26 @@ use super::{
     blob, events, guest_facts, instance_history, instance_log, instance_migrate, instance_snapshot,
     instance_specs as specs, interface, metadata, operation,
 };
-use crate::api::{ApiResponse, NewInterface, ObjectPath, PowerAction};
+use crate::api::{ApiResponse, ListQuery, NewInterface, ObjectPath, PowerAction, SnapshotRecord};
 use crate::credentials::write_private;
+use crate::exit_code::{Outcome, error_with_outcome, timed_out};
 use crate::output::{self, escape_control};
 use crate::time::format_utc;
 use crate::transfer::DownloadTarget;
+
+const LIST: ListView<InstanceRecord> = ListView {
+    table,
+    wide: &["agent_state", "power_state_since", "machine_type", "storage", "error_message"],
+    order: &["namespace", "name", "uuid"],
+    watched: &[ObjectType::Instance],
+};
+
+const SNAPSHOTS: ListView<SnapshotRecord> = ListView {
+    table: snapshots,
+    wide: &[],
+    order: &["device", "created"],
+    watched: &[ObjectType::Instance, ObjectType::Blob, ObjectType::Artifact],
+};
 
 /// Commands for instances, which are given by name or id.
 #[derive(Debug, Subcommand)]
@@ -33,6 +50,8 @@ pub enum Command {
         /// Include deleted instances
         #[arg(long)]
         all: bool,
+        #[command(flatten)]
+        list: ListOptions,
     },
     /// Show an instance
     Show { instance: String },
@@ -86,7 +105,11 @@ pub enum Command {
     /// Show facts reported by the guest: distribution, mounts, SSH host keys
     Facts { instance: String },
     /// List the interfaces of an instance
-    Interfaces { instance: String },
+    Interfaces {
+        instance: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Add an interface to an instance, even while it runs
     Plug {
         instance: String,
@@ -111,7 +134,11 @@ pub enum Command {
     /// Snapshot disks of an instance into artifacts, even while it runs
     Snapshot(instance_snapshot::Arguments),
     /// List the snapshots of an instance's disks
-    Snapshots { instance: String },
+    Snapshots {
+        instance: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Print the connection file for a screen viewer such as remote-viewer
     Vdi(ViewerArguments),
     /// Show the events of an instance, newest first
@@ -126,6 +153,8 @@ pub enum Command {
         /// Include finished operations
         #[arg(long)]
         all: bool,
+        #[command(flatten)]
+        list: ListOptions,
     },
     /// Show the metadata of an instance
     Metadata { instance: String },
@@ -171,12 +200,12 @@ impl Command {
             | Self::Migrate(instance_migrate::Arguments { instance, .. })
             | Self::CancelMigration { instance }
             | Self::Facts { instance }
-            | Self::Interfaces { instance }
+            | Self::Interfaces { instance, .. }
             | Self::Plug { instance, .. }
             | Self::Log(instance_log::Arguments { instance, .. })
             | Self::Screenshot { instance, .. }
             | Self::Snapshot(instance_snapshot::Arguments { instance, .. })
-            | Self::Snapshots { instance }
+            | Self::Snapshots { instance, .. }
             | Self::Vdi(ViewerArguments { instance, .. })
             | Self::Events { instance, .. }
             | Self::Operations { instance, .. }
@@ -193,7 +222,10 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
         resolve(client, NamedType::Instance, instance, None).await?;
     }
     match command {
-        Command::List { all } => session.show(client.instances(all).await?, table),
+        Command::List { all, list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.instances(all, &query)).await
+        }
         Command::Show { instance } => session.show(client.instance(&instance).await?, details),
         Command::Create(arguments) => create(session, *arguments).await,
         Command::Why { instance } => instance_history::show(session, &instance).await,
@@ -221,20 +253,25 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
             session.confirm(&response, &format!("the migration of instance {instance} is being cancelled"))
         }
         Command::Facts { instance } => guest_facts::show(session, &instance).await,
-        Command::Interfaces { instance } => {
-            session.show(client.instance_interfaces(&instance).await?, interface::table)
+        Command::Interfaces { instance, list } => {
+            let query = list.query();
+            session.list(&list, &interface::LIST, || client.instance_interfaces(&instance, &query)).await
         }
         Command::Plug { instance, network, wait } => plug(session, &instance, &network, wait).await,
         Command::Log(arguments) => instance_log::run(arguments, session).await,
         Command::Screenshot { instance, file, force } => screenshot(session, &instance, &file, force).await,
         Command::Snapshot(arguments) => instance_snapshot::snapshot(session, arguments).await,
-        Command::Snapshots { instance } => instance_snapshot::list(session, &instance).await,
+        Command::Snapshots { instance, list } => {
+            let query = list.query();
+            session.list(&list, &SNAPSHOTS, || client.snapshots(&instance, &query)).await
+        }
         Command::Vdi(arguments) => vdi(session, &arguments).await,
         Command::Events { instance, filter } => {
             events::show(session, ObjectPath::Instance(&instance), &filter).await
         }
-        Command::Operations { instance, all } => {
-            session.show(client.instance_operations(&instance, all).await?, operation::table)
+        Command::Operations { instance, all, list } => {
+            let query = list.query();
+            session.list(&list, &operation::LIST, || client.instance_operations(&instance, all, &query)).await
         }
         Command::Metadata { instance } => metadata::show(session, ObjectPath::Instance(&instance)).await,
         Command::SetMetadata { instance, item } => {
@@ -258,7 +295,7 @@ async fn delete(session: &Session, instances: &[String], wait: WaitOptions) -> a
     for instance in instances {
         match start_deletion(session, instance).await {
             Ok((id, response)) => deleting.push((instance.clone(), id, response)),
-            Err(error) => failed.push(format!("{instance}: {error}")),
+            Err(error) => failed.push((Outcome::of(&error), format!("{instance}: {error}"))),
         }
     }
     let mut timer = wait.timer();
@@ -276,14 +313,17 @@ async fn delete(session: &Session, instances: &[String], wait: WaitOptions) -> a
                     );
                     print_status(session, &format!("instance {instance} deleted"));
                 }
-                Err(error) => failed.push(format!("{instance}: {error}")),
+                Err(error) => failed.push((Outcome::of(&error), format!("{instance}: {error}"))),
             },
         }
     }
-    if session.json {
-        output::print_json(&Value::from(responses))?;
+    if session.is_structured() {
+        session.print_value(&Value::from(responses))?;
     }
-    if failed.is_empty() { Ok(()) } else { bail!("failed to delete {}", escape_control(&failed.join("; "))) }
+    let Some((outcome, _)) = failed.first() else { return Ok(()) };
+    let texts: Vec<&str> = failed.iter().map(|(_, text)| text.as_str()).collect();
+    let text = format!("failed to delete {}", escape_control(&texts.join("; ")));
+    Err(error_with_outcome(*outcome, text))
 }
 
 async fn start_deletion(
@@ -296,8 +336,8 @@ async fn start_deletion(
 }
 
 fn print_status(session: &Session, text: &str) {
-    if !session.json {
-        eprintln!("{}", escape_control(text));
+    if !session.is_structured() {
+        output::status(text);
     }
 }
 
@@ -312,7 +352,7 @@ async fn wait_until_deleted(
     let text = id.to_string();
     loop {
         // Queried first: an instance that still exists without operations will not be deleted.
-        let operations = client.instance_operations(&text, false).await;
+        let operations = client.instance_operations(&text, false, &ListQuery::default()).await;
         let response = match client.instance(&text).await {
             Ok(response) => response,
             Err(error) if error.is_not_found() => return Ok(None),
@@ -329,7 +369,9 @@ async fn wait_until_deleted(
             _ => {}
         }
         if !timer.wait_for(&format!("instance {name} to be deleted")).await {
-            bail!("timed out; the deletion continues: see `muster instance why {id}`");
+            return Err(timed_out(format!(
+                "timed out; the deletion continues: see `muster instance why {id}`"
+            )));
         }
     }
 }
@@ -343,7 +385,7 @@ async fn delete_all(
 ) -> anyhow::Result<()> {
     let client = &session.client;
     let namespace = namespace.unwrap_or(client.own_namespace());
-    let mut instances = client.instances(false).await?.value()?;
+    let mut instances = client.instances(false, &ListQuery::default()).await?.value()?;
     instances.retain(|instance| {
         instance.namespace == namespace
             && !matches!(instance.state, InstanceState::DeleteWait | InstanceState::Deleted)
@@ -392,7 +434,9 @@ async fn plug(
             }
         }
         if !timer.wait_for(&format!("interface {id} to be attached to instance {instance}")).await {
-            bail!("timed out; interface {id} may still be attached later: see `muster interface show {id}`");
+            return Err(timed_out(format!(
+                "timed out; interface {id} may still be attached later: see `muster interface show {id}`"
+            )));
         }
         response = client.interface(&id).await?;
     }
@@ -410,8 +454,8 @@ async fn vdi(session: &Session, arguments: &ViewerArguments) -> anyhow::Result<(
     let client = &session.client;
     if arguments.url {
         let response = client.screen_link(&arguments.instance).await?;
-        if session.json {
-            return output::print_json(response.json());
+        if session.is_structured() {
+            return session.print_value(response.json());
         }
         let link = response.value()?;
         #[expect(clippy::cast_precision_loss, reason = "Unix times are exact as f64")]
@@ -426,7 +470,7 @@ async fn vdi(session: &Session, arguments: &ViewerArguments) -> anyhow::Result<(
             eprintln!("open the screen with `remote-viewer {}`", path.display());
             Ok(())
         }
-        None if session.json => output::print_json(&json!(file)),
+        None if session.is_structured() => session.print_value(&json!(file)),
         // Escaped, because the lines may be printed to a terminal.
         None => output::print(&file.lines().map(|line| escape_control(line) + "\n").collect::<String>()),
     }
@@ -437,6 +481,7 @@ mod tests {
     use super::super::instance_tables::tests::example;
     use super::*;
     use crate::fake_server::FakeServer;
+    use crate::output::Format;
 
     const SHOW: &str = "GET /instances/5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01";
     const OPERATIONS: &str = "GET /instances/5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01/clusteroperations";
@@ -453,7 +498,7 @@ mod tests {
         ])
         .await;
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        delete(&Session { client, json: true }, &names, WaitOptions::with_timeout(5)).await
+        delete(&Session { client, format: Format::Json }, &names, WaitOptions::with_timeout(5)).await
     }
 
     #[tokio::test]
@@ -478,7 +523,7 @@ mod tests {
             (OPERATIONS, vec![(200, json!([]))]),
         ])
         .await;
-        let session = Session { client, json: true };
+        let session = Session { client, format: Format::Json };
         delete_all(&session, None, true, WaitOptions::with_timeout(5)).await.unwrap();
         let deletions: Vec<_> =
             fake.requests().into_iter().filter(|call| call.starts_with("DELETE")).collect();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{anyhow, bail};
+use anyhow::bail;
 use clap::Args;
 use muster_types::instance::{ConfigDriveType, FencingPolicy, InstanceRecord, InstanceState, RestartPolicy};
 use muster_types::operation::{OperationProgress, OperationRecord, OperationState, OperationType};
@@ -16,9 +16,11 @@ use super::instance_refusal::{node_rejections, stage_advice, stage_reason};
 use super::instance_specs as specs;
 use super::instance_tables::{details, pending_images};
 use super::lookup::{NamedType, resolve, warn_if_name_exists};
+use super::network::NOT_CREATED;
 use super::session::Session;
 use super::wait::{LongWaitOptions, PollTimer};
-use crate::api::{ApiResponse, Client, Error, EventQuery, NewInstance, NewInterface, ObjectPath};
+use crate::api::{ApiResponse, Client, Error, EventQuery, ListQuery, NewInstance, NewInterface, ObjectPath};
+use crate::exit_code::{Outcome, error_with_outcome, timed_out};
 use crate::output::{self, escape_control};
 use crate::progress::{ProgressMeter, show_progress};
 use crate::transfer::{Retries, RetryPolicy, unless_interrupted};
@@ -99,6 +101,9 @@ pub struct Arguments {
     /// Side channel to the guest, such as sf-agent; `none` disables them
     #[arg(long, value_name = "NAME")]
     side_channel: Vec<String>,
+    /// Check the request and the placement without creating the instance
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     wait: LongWaitOptions,
 }
@@ -154,6 +159,7 @@ impl Arguments {
             replicas: self.replicas,
             restart: self.policies.restart(),
             fencing: self.policies.fencing,
+            dry_run: self.dry_run,
         })
     }
 }
@@ -173,14 +179,18 @@ pub(super) async fn create(session: &Session, arguments: Arguments) -> anyhow::R
         Ok(response) => response,
         Err(error) => return Err(explain_refusal(session, &new, error).await),
     };
+    if new.dry_run {
+        output::status(NOT_CREATED);
+        return session.show(response, details);
+    }
     let Some(timer) = wait.timer() else { return session.show(response, details) };
     let id = response.clone().value()?.uuid;
     let consequence = || format!("the creation continues: see `muster instance why {id}`");
     let response = unless_interrupted(watch(session, response, timer), consequence).await?;
     let record = response.clone().value()?;
     if let Some(reason) = failure(&record) {
-        if session.json {
-            output::print_json(response.json())?;
+        if session.is_structured() {
+            session.print_value(response.json())?;
         }
         bail!(
             "instance {} failed: {}; see `muster instance why {id}`, or delete it with `muster instance delete {id}`",
@@ -189,11 +199,8 @@ pub(super) async fn create(session: &Session, arguments: Arguments) -> anyhow::R
         );
     }
     session.show(response, details)?;
-    eprintln!(
-        "instance {} is running after {:.1} s",
-        escape_control(&record.name),
-        started.elapsed().as_secs_f64()
-    );
+    let seconds = started.elapsed().as_secs_f64();
+    output::status(&format!("instance {} is running after {seconds:.1} s", record.name));
     Ok(())
 }
 
@@ -214,14 +221,15 @@ async fn explain_refusal(session: &Session, new: &NewInstance, error: Error) -> 
     let delete = id.map_or_else(String::new, |id| {
         format!("; delete the failed instance with `muster instance delete {id}`")
     });
-    anyhow!("{error}: {}{retry}{delete}", stage_advice(known_stage, transient))
+    let text = format!("{error}: {}{retry}{delete}", stage_advice(known_stage, transient));
+    error_with_outcome(Outcome::of(&error.into()), text)
 }
 
 /// Returns the newest failed record with the name of a refused instance.
 async fn find_failed_record(session: &Session, new: &NewInstance) -> Option<InstanceRecord> {
     let client = &session.client;
     let namespace = new.namespace.as_deref().unwrap_or(client.own_namespace());
-    let all = client.instances(false).await.and_then(ApiResponse::value).ok()?;
+    let all = client.instances(false, &ListQuery::default()).await.and_then(ApiResponse::value).ok()?;
     let named = all.into_iter().filter(|record| record.name == new.name && record.namespace == namespace);
     let mut failed: Vec<InstanceRecord> = named.filter(|record| !record.state.is_active()).collect();
     if failed.len() > 1 {
@@ -229,7 +237,7 @@ async fn find_failed_record(session: &Session, new: &NewInstance) -> Option<Inst
         let mut newest: Option<(f64, InstanceRecord)> = None;
         for record in failed.drain(..) {
             let id = record.uuid.to_string();
-            let query = EventQuery { limit: Some(1), event_type: None };
+            let query = EventQuery { limit: Some(1), ..EventQuery::default() };
             let events = client.events(ObjectPath::Instance(&id), &query).await;
             let time = events.and_then(ApiResponse::value).ok()?;
             // A record without events is so new that they have not been written yet.
@@ -294,7 +302,9 @@ async fn watch(
         view.show(client, &record).await;
         if !timer.tick().await {
             let id = record.uuid;
-            bail!("timed out; the creation of instance {id} continues: see `muster instance why {id}`");
+            return Err(timed_out(format!(
+                "timed out; the creation of instance {id} continues: see `muster instance why {id}`"
+            )));
         }
         match client.instance(&record.uuid.to_string()).await {
             Ok(newer) => {
@@ -322,7 +332,7 @@ impl CreationView {
         let phase = phase(record, fetch.as_ref().map(|(image, _)| image.as_str()));
         if phase != self.phase {
             self.meter = None;
-            eprintln!("{}", escape_control(&phase));
+            output::status(&phase);
             self.phase = phase;
         }
         let Some((title, Some(progress))) = fetch else {
@@ -348,12 +358,16 @@ impl CreationView {
             return None;
         }
         if self.images.is_none() {
-            let all = client.artifacts().await.and_then(ApiResponse::value).ok()?;
+            let all = client.artifacts(&ListQuery::default()).await.and_then(ApiResponse::value).ok()?;
             let wanted = all.into_iter().filter(|artifact| bases.contains(&artifact.source_url.as_str()));
             self.images = Some(wanted.map(|artifact| (artifact.uuid.to_string(), artifact.name)).collect());
         }
         for (id, name) in self.images.iter().flatten() {
-            let operations = client.artifact_operations(id, false).await.and_then(ApiResponse::value).ok()?;
+            let operations = client
+                .artifact_operations(id, false, &ListQuery::default())
+                .await
+                .and_then(ApiResponse::value)
+                .ok()?;
             if let Some(fetch) = operations.into_iter().find(is_fetch) {
                 return Some((name.clone(), fetch.progress));
             }

@@ -16,7 +16,7 @@ use super::instance_refusal::{MAX_EVENTS, is_transient, rejected_nodes, stage_ad
 use super::instance_tables::{describe_disk_spec, format_megabytes};
 use super::session::Session;
 use super::why;
-use crate::api::{Client, EventQuery, ObjectPath};
+use crate::api::{Client, EventQuery, ListQuery, ObjectPath};
 use crate::output::{self, compact, escape_control};
 use crate::time::format_age;
 
@@ -37,14 +37,15 @@ pub(super) async fn show(session: &Session, instance: &str) -> anyhow::Result<()
     };
     let record = response.clone().value()?;
     let id = record.uuid.to_string();
-    let query = EventQuery { limit: Some(MAX_EVENTS), event_type: None };
+    let query = EventQuery { limit: Some(MAX_EVENTS), ..EventQuery::default() };
+    let all = ListQuery::default();
     let (events, operations, explanation) = tokio::try_join!(
         client.events(ObjectPath::Instance(&id), &query),
-        client.instance_operations(&id, true),
+        client.instance_operations(&id, true, &all),
         client.explain(ObjectPath::Instance(&id)),
     )?;
-    if session.json {
-        return output::print_json(&json!({
+    if session.is_structured() {
+        return session.print_value(&json!({
             "instance": response.json(), "events": events.json(), "operations": operations.json(),
             "explanation": explanation.json()
         }));
@@ -55,7 +56,7 @@ pub(super) async fn show(session: &Session, instance: &str) -> anyhow::Result<()
 
 /// Returns the id of the deleted instance with a name. The server finds deleted instances only by id.
 async fn find_deleted(client: &Client, name: &str) -> anyhow::Result<Option<String>> {
-    let all = client.instances(true).await?.value()?;
+    let all = client.instances(true, &ListQuery::default()).await?.value()?;
     let named = all.into_iter().filter(|record| record.name == name).map(|record| record.uuid.to_string());
     let mut named: Vec<String> = named.collect();
     if named.len() > 1 {

@@ -58,8 +58,8 @@ pub(super) async fn run(arguments: Arguments, session: &Session) -> anyhow::Resu
             (None, Some(bytes)) => client.console_data(&id, Some(bytes)).await?,
             (None, None) => client.console_data(&id, (!arguments.all).then_some(DEFAULT_BYTES)).await?,
         };
-        if session.json {
-            output::print_json(&json!(String::from_utf8_lossy(&bytes)))?;
+        if session.is_structured() {
+            session.print_value(&json!(String::from_utf8_lossy(&bytes)))?;
         } else {
             writer.write(&bytes)?;
         }

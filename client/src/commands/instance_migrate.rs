@@ -7,7 +7,8 @@ use muster_types::operation::{OperationRecord, OperationState};
 use super::operation;
 use super::session::Session;
 use super::wait::{LongWaitOptions, PollTimer};
-use crate::api::{Client, NewMigration};
+use crate::api::{Client, ListQuery, NewMigration};
+use crate::exit_code::timed_out;
 use crate::output::escape_control;
 use crate::progress::{ProgressMeter, show_progress};
 use crate::transfer::unless_interrupted;
@@ -81,7 +82,9 @@ async fn wait_until_moved(
             }
         }
         if !timer.tick().await {
-            bail!("timed out; the migration continues: see `muster instance operations {instance}`");
+            return Err(timed_out(format!(
+                "timed out; the migration continues: see `muster instance operations {instance}`"
+            )));
         }
         record = client.operation(record.operation_type.as_str(), &record.uuid.to_string()).await?.value()?;
     }
@@ -89,7 +92,7 @@ async fn wait_until_moved(
 
 /// Returns why a migration failed: the error of the first operation of its chain.
 async fn failure(client: &Client, record: &OperationRecord) -> String {
-    let chain = client.operation_chain(&record.uuid.to_string()).await;
+    let chain = client.operation_chain(&record.uuid.to_string(), &ListQuery::default()).await;
     let chain = chain.and_then(crate::api::ApiResponse::value).unwrap_or_default();
     let failed = chain.iter().rev().find(|operation| operation.error_report.is_some());
     escape_control(&operation::error(failed.unwrap_or(record)))

@@ -19,7 +19,7 @@ pub(super) const MAX_NODES: usize = 12;
 
 /// Returns why each node rejected an instance, from the events of the last scheduling run.
 pub(super) async fn node_rejections(session: &Session, instance: &str) -> Vec<String> {
-    let query = EventQuery { limit: Some(MAX_EVENTS), event_type: None };
+    let query = EventQuery { limit: Some(MAX_EVENTS), ..EventQuery::default() };
     for _ in 0..MAX_EVENT_QUERIES {
         let events = session.client.events(ObjectPath::Instance(instance), &query).await;
         let events = events.and_then(ApiResponse::value).unwrap_or_default();

@@ -7,11 +7,11 @@ use clap::Args;
 use muster_types::blob::BlobState;
 use muster_types::operation::{OperationState, OperationType};
 
-use super::instance_tables::snapshots;
 use super::operation;
 use super::session::Session;
 use super::wait::{LongWaitOptions, PollTimer};
-use crate::api::{ApiResponse, Client, NewSnapshot, SnapshotHandle, SnapshotRecord};
+use crate::api::{ApiResponse, Client, ListQuery, NewSnapshot, SnapshotHandle, SnapshotRecord};
+use crate::exit_code::timed_out;
 use crate::output::{Table, escape_control};
 use crate::transfer::unless_interrupted;
 
@@ -93,10 +93,10 @@ async fn wait_until_complete(
 ) -> anyhow::Result<()> {
     loop {
         // Queried before the snapshots: without an operation no more snapshots will be created.
-        let operations = client.instance_operations(id, false).await?.value()?;
+        let operations = client.instance_operations(id, false, &ListQuery::default()).await?.value()?;
         let in_progress =
             operations.iter().any(|operation| operation.operation_type == OperationType::InstanceSnapshot);
-        match progress(handles, &client.snapshots(id).await?.value()?) {
+        match progress(handles, &client.snapshots(id, &ListQuery::default()).await?.value()?) {
             SnapshotProgress::Complete => return Ok(()),
             SnapshotProgress::Pending if in_progress => {}
             SnapshotProgress::Pending => bail!("the snapshot failed: {}", failure(client, id).await),
@@ -106,14 +106,20 @@ async fn wait_until_complete(
         }
         let devices: Vec<&str> = handles.keys().map(String::as_str).collect();
         if !timer.wait_for(&format!("the snapshot of {}", devices.join(", "))).await {
-            bail!("timed out; the snapshot continues: see `muster instance snapshots {id}`");
+            return Err(timed_out(format!(
+                "timed out; the snapshot continues: see `muster instance snapshots {id}`"
+            )));
         }
     }
 }
 
 /// Returns why the newest snapshot operation failed.
 async fn failure(client: &Client, id: &str) -> String {
-    let all = client.instance_operations(id, true).await.and_then(ApiResponse::value).unwrap_or_default();
+    let all = client
+        .instance_operations(id, true, &ListQuery::default())
+        .await
+        .and_then(ApiResponse::value)
+        .unwrap_or_default();
     let failed = all.iter().find(|operation| {
         operation.operation_type == OperationType::InstanceSnapshot
             && operation.state != OperationState::Complete
@@ -122,11 +128,6 @@ async fn failure(client: &Client, id: &str) -> String {
         || "the server gives no reason".to_owned(),
         |failed| escape_control(&operation::error(failed)),
     )
-}
-
-/// Lists the snapshots of an instance's disks.
-pub(super) async fn list(session: &Session, instance: &str) -> anyhow::Result<()> {
-    session.show(session.client.snapshots(instance).await?, snapshots)
 }
 
 #[cfg(test)]

@@ -264,7 +264,7 @@ pub(super) async fn resolve_image(client: &Client, word: &str) -> ApiResult<Stri
 fn optional<T>(response: ApiResult<T>) -> ApiResult<Option<T>> {
     match response {
         Ok(response) => Ok(Some(response)),
-        Err(Error::Refused { status: 404, .. }) => Ok(None),
+        Err(Error::NotFound { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }

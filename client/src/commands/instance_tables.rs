@@ -23,8 +23,7 @@ fn addresses(interfaces: &[InterfaceRecord]) -> String {
 }
 
 /// Lists instances.
-pub(super) fn table(mut instances: Vec<InstanceRecord>) -> Table {
-    instances.sort_by(|a, b| (&a.namespace, &a.name, a.uuid).cmp(&(&b.namespace, &b.name, b.uuid)));
+pub(super) fn table(instances: Vec<InstanceRecord>) -> Table {
     let fixed = ["NAME", "UUID", "STATE", "POWER", "CPUS", "MEMORY", "NODE", "NAMESPACE"];
     Table::new(&fixed, &["ADDRESSES"]).rows(instances.into_iter().map(|instance| {
         let addresses = addresses(&instance.interfaces);

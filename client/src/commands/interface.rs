@@ -2,11 +2,21 @@
 
 use clap::Subcommand;
 use muster_types::interface::InterfaceRecord;
+use muster_types::object::ObjectType;
 
+use super::list::ListView;
 use super::metadata;
 use super::session::Session;
 use crate::api::ObjectPath;
 use crate::output::{Table, compact};
+
+/// How interfaces are listed.
+pub(super) const LIST: ListView<InterfaceRecord> = ListView {
+    table,
+    wide: &["model", "order", "network_uuid"],
+    order: &["ipv4", "macaddr"],
+    watched: &[ObjectType::Interface, ObjectType::Instance],
+};
 
 /// Commands for interfaces, which are given by id.
 #[derive(Debug, Subcommand)]
@@ -39,7 +49,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::Show { uuid } => session.show(client.interface(&uuid).await?, details),
         Command::Float { uuid } => {
             let response = client.float_interface(&uuid).await?;
-            if session.json {
+            if session.is_structured() {
                 return session.confirm(&response, "");
             }
             // The response does not contain the address.
@@ -68,9 +78,8 @@ fn floating(interface: &InterfaceRecord) -> String {
     interface.floating.map_or_else(|| "-".to_owned(), |address| address.to_string())
 }
 
-/// Lists interfaces by address.
-pub(super) fn table(mut interfaces: Vec<InterfaceRecord>) -> Table {
-    interfaces.sort_by_key(|interface| (interface.ipv4.is_none(), interface.ipv4, interface.macaddr));
+/// Lists interfaces.
+pub(super) fn table(interfaces: Vec<InterfaceRecord>) -> Table {
     let table = Table::new(&["UUID", "ADDRESS", "MAC", "FLOATS AS", "STATE", "INSTANCE"], &[]);
     table.rows(interfaces.into_iter().map(|interface| {
         [
@@ -118,11 +127,11 @@ mod tests {
     }
 
     #[test]
-    fn lists_interfaces_by_address_and_those_without_one_last() {
+    fn lists_interfaces_with_their_addresses() {
         let text = table(vec![
-            example(None, "02:00:00:00:00:01", None),
-            example(Some("10.0.0.17"), "02:00:00:00:00:03", None),
             example(Some("10.0.0.9"), "02:00:00:00:00:02", Some("192.168.20.9")),
+            example(Some("10.0.0.17"), "02:00:00:00:00:03", None),
+            example(None, "02:00:00:00:00:01", None),
         ])
         .render(None);
         let expected = "\

@@ -3,20 +3,28 @@
 use clap::{Args, Subcommand};
 use muster_types::event::{EventRecord, EventType};
 use muster_types::issuer::{IssuerRecord, IssuerTerms, KEY_FETCH_FAILED};
+use muster_types::object::ObjectType;
 use serde_json::Value;
 
 use super::events::{self, EventFilter};
+use super::list::{ListOptions, ListView};
 use super::metadata;
 use super::session::Session;
 use crate::api::{EventQuery, ObjectPath};
 use crate::output::Table;
 use crate::time::format_utc;
 
+const LIST: ListView<IssuerRecord> =
+    ListView { table, wide: &["state", "uuid"], order: &[], watched: &[ObjectType::Issuer] };
+
 /// Commands for trusted issuers.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the trusted issuers
-    List,
+    List {
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Show a trusted issuer
     Show { name: String },
     /// Add a trusted issuer
@@ -91,10 +99,17 @@ impl IssuerChanges {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List => session.show(client.issuers().await?, table),
+        Command::List { list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.issuers(&query)).await
+        }
         Command::Show { name } => {
             let issuer = client.issuer(&name).await?;
-            let query = EventQuery { limit: Some(1), event_type: Some(EventType::Status.to_string()) };
+            let query = EventQuery {
+                limit: Some(1),
+                event_type: Some(EventType::Status.to_string()),
+                ..EventQuery::default()
+            };
             let events = client.events(ObjectPath::Issuer(&name), &query).await?.value()?;
             session.show(issuer, |issuer| details(issuer).rows([key_fetch_row(events.first())]))
         }

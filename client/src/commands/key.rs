@@ -2,19 +2,32 @@
 
 use clap::Subcommand;
 use muster_types::key::{KeyRecord, Secret};
+use muster_types::object::ObjectType;
 
 use super::arguments::{given_or_prompted, parse_secret};
+use super::list::{ListOptions, ListView};
 use super::metadata;
 use super::session::Session;
-use crate::api::{AddedKey, ApiResponse, ObjectPath};
+use crate::api::{AddedKey, ObjectPath};
 use crate::output::{self, Table, compact, escape_control, or_dash};
 use crate::time::{format_utc, parse_expiry};
+
+const LIST: ListView<KeyRecord> = ListView {
+    table,
+    wide: &["metadata"],
+    order: &[],
+    watched: &[ObjectType::Namespace, ObjectType::NamespaceKey],
+};
 
 /// Commands for the keys of a namespace.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List a namespace's keys, when they expire and which scopes they have
-    List { namespace: String },
+    List {
+        namespace: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Show a key without its secret
     Show { namespace: String, name: String },
     /// Add a key or replace the one with the same name; prints a generated secret
@@ -62,13 +75,16 @@ pub enum Command {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List { namespace } => list(session, &namespace).await,
+        Command::List { namespace, list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.key_records(&namespace, &query)).await
+        }
         Command::Show { namespace, name } => session.show(client.key(&namespace, &name).await?, details),
         Command::Add { namespace, name, key, expires } => {
             let key = key.map(|key| given_or_prompted(key, &name)).transpose()?;
             let response = client.add_key(&namespace, &name, key.as_ref(), expires).await?;
-            if session.json {
-                return output::print_json(response.json());
+            if session.is_structured() {
+                return session.print_value(response.json());
             }
             match response.value()? {
                 AddedKey::Generated { key_name, key } => {
@@ -78,7 +94,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
                         escape_control(&key_name)
                     );
                 }
-                AddedKey::Supplied(key_name) => eprintln!("key {} set", escape_control(&key_name)),
+                AddedKey::Supplied(key_name) => output::status(&format!("key {key_name} set")),
             }
             Ok(())
         }
@@ -101,23 +117,6 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             metadata::delete(session, ObjectPath::Key(&namespace, &name), &item).await
         }
     }
-}
-
-async fn list(session: &Session, namespace: &str) -> anyhow::Result<()> {
-    let mut keys = vec![];
-    for name in session.client.keys(namespace).await?.value()? {
-        match session.client.key(namespace, &name).await {
-            Ok(key) => keys.push(key),
-            // It expired or was deleted in the meantime.
-            Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    if session.json {
-        return output::print_json(&keys.iter().map(ApiResponse::json).cloned().collect());
-    }
-    let keys = keys.into_iter().map(ApiResponse::value).collect::<Result<Vec<_>, _>>()?;
-    output::print_table(&table(keys))
 }
 
 fn expires(key: &KeyRecord) -> String {

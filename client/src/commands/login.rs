@@ -7,7 +7,8 @@ use muster_types::key::Secret;
 use super::arguments::{parse_secret, prompt_secret};
 use super::federated_login::{self, FederatedLogin};
 use super::session::{Options, new_client};
-use crate::credentials::{self, Credentials, EnvironmentCredentials, login_file};
+use crate::credentials::{self, Credentials, EnvironmentCredentials};
+use crate::output;
 
 /// The default API URL of `muster serve`.
 const DEFAULT_URL: &str = "http://localhost:13000";
@@ -38,7 +39,7 @@ pub(super) async fn log_in(arguments: Arguments, options: Options) -> anyhow::Re
         let without_key = Credentials { namespace, key: Secret::new(""), apiurl };
         return federated_login::log_in(arguments.federated, without_key, options).await;
     }
-    let file = login_file(options.credentials)?;
+    let file = options.login_file()?;
     let key = match arguments.key.or(options.key).filter(|key| !key.expose().is_empty()) {
         Some(key) => {
             EnvironmentCredentials::read().check(Some(&key), given_url.as_deref())?;
@@ -49,13 +50,13 @@ pub(super) async fn log_in(arguments: Arguments, options: Options) -> anyhow::Re
     let credentials = Credentials { namespace, key, apiurl };
     new_client(credentials.clone(), options.cacert)?.log_in().await?;
     credentials::save(&file, &credentials)?;
-    eprintln!("logged in to {} as namespace {}", credentials.apiurl, credentials.namespace);
+    output::status(&format!("logged in to {} as namespace {}", credentials.apiurl, credentials.namespace));
     Ok(())
 }
 
 /// Deletes the saved credentials.
-pub(super) fn log_out(options: Options) -> anyhow::Result<()> {
-    let existed = credentials::remove(&login_file(options.credentials)?)?;
-    eprintln!("{}", if existed { "logged out" } else { "was not logged in" });
+pub(super) fn log_out(options: &Options) -> anyhow::Result<()> {
+    let existed = credentials::remove(&options.login_file()?)?;
+    output::status(if existed { "logged out" } else { "was not logged in" });
     Ok(())
 }

@@ -8,7 +8,7 @@ use muster_types::object::NameOrId;
 use muster_types::time::now;
 
 use super::instance_refusal::MAX_EVENTS;
-use crate::api::{self, ApiResponse, ArtifactRef, Client, EventQuery, ObjectPath};
+use crate::api::{self, ApiResponse, ArtifactRef, Client, EventQuery, ListQuery, ObjectPath};
 use crate::output::escape_control;
 use crate::time::format_age;
 
@@ -63,9 +63,11 @@ impl NamedType {
 
     /// Returns all visible objects with a name.
     async fn with_name(self, client: &Client, name: &str) -> api::Result<Vec<Candidate>> {
+        // A prefix, because some names have a meaning as values of filters.
+        let query = ListQuery { filter: vec![format!("name:{name}*")], ..ListQuery::default() };
         Ok(match self {
             Self::Instance => {
-                let all = client.instances(false).await?.value()?.into_iter();
+                let all = client.instances(false, &query).await?.value()?.into_iter();
                 let named = all.filter(|record| record.name == name).map(|record| Candidate {
                     id: record.uuid.to_string(),
                     namespace: record.namespace,
@@ -75,7 +77,7 @@ impl NamedType {
                 named.collect()
             }
             Self::Network => {
-                let all = client.networks(false).await?.value()?.into_iter();
+                let all = client.networks(false, &query).await?.value()?.into_iter();
                 let named = all.filter(|record| record.name == name).map(|record| Candidate {
                     id: record.uuid.to_string(),
                     namespace: record.namespace.unwrap_or_default(),
@@ -85,7 +87,7 @@ impl NamedType {
                 named.collect()
             }
             Self::Artifact => {
-                let all = client.artifacts().await?.value()?.into_iter();
+                let all = client.artifacts(&query).await?.value()?.into_iter();
                 let named = all.filter(|record| record.name == name).map(|record| Candidate {
                     id: record.uuid.to_string(),
                     namespace: record.namespace,
@@ -210,7 +212,7 @@ async fn describe(client: &Client, kind: NamedType, found: &[Candidate]) -> Stri
 
 /// Returns the age of an object, from its oldest event: records do not contain it.
 async fn age(client: &Client, object: ObjectPath<'_>) -> String {
-    let query = EventQuery { limit: Some(MAX_EVENTS), event_type: None };
+    let query = EventQuery { limit: Some(MAX_EVENTS), ..EventQuery::default() };
     let events = client.events(object, &query).await.and_then(ApiResponse::value).unwrap_or_default();
     match events.last() {
         Some(oldest) if events.len() < MAX_EVENTS as usize => format_age(now(), oldest.timestamp),

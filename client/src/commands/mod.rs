@@ -2,9 +2,9 @@
 
 mod agent;
 mod agent_wait;
+mod api_call;
 #[cfg(test)]
 mod api_coverage;
-mod api_call;
 mod arguments;
 mod artifact;
 mod artifact_tables;
@@ -12,9 +12,13 @@ mod artifact_transfer;
 mod blob;
 mod claim;
 mod cluster;
+pub mod complete;
 mod console;
 mod cp;
+mod event_follower;
+mod event_log;
 mod events;
+mod examples;
 mod exec;
 mod exec_stdin;
 mod exec_terminal;
@@ -34,6 +38,7 @@ mod interface;
 mod issuer;
 mod key;
 mod label;
+mod list;
 mod login;
 mod lookup;
 mod metadata;
@@ -44,12 +49,16 @@ pub mod node;
 mod node_drain;
 mod node_join;
 mod operation;
+mod profile;
 mod quota;
 mod rebalance;
 mod rule;
 mod session;
+mod ssh;
+mod suggestion;
 #[cfg(test)]
 mod tests;
+mod top;
 mod trust;
 mod ui;
 mod wait;
@@ -62,8 +71,10 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use futures_util::future::LocalBoxFuture;
 
+pub use self::examples::with_examples;
 pub use self::session::Options;
 use self::session::Session;
+use crate::exit_code::{Outcome, error_with_outcome};
 
 /// The commands that call the API.
 #[derive(Debug, Subcommand)]
@@ -72,6 +83,9 @@ pub enum Command {
     Login(login::Arguments),
     /// Delete the credentials saved by `login`
     Logout,
+    /// Manage profiles: credentials for several clusters
+    #[command(subcommand)]
+    Profile(profile::Command),
     /// Show which cluster, namespace and key the commands use
     Whoami,
     /// Send any request to the API and print the response
@@ -114,6 +128,10 @@ pub enum Command {
     /// Manage instances
     #[command(subcommand)]
     Instance(instance::Command),
+    /// Show which nodes and instances are busy
+    Top(top::Arguments),
+    /// Open an SSH session to an instance
+    Ssh(ssh::Arguments),
     /// Open the serial console of an instance
     Console(console::Arguments),
     /// Explain why an instance or a network is in its state, and what to do
@@ -141,9 +159,8 @@ pub enum Command {
     /// Manage blobs, the deduplicated content of artifacts
     #[command(subcommand)]
     Blob(blob::Command),
-    /// Show the events of an object, newest first
-    #[command(subcommand)]
-    Events(events::Command),
+    /// Show the events of an object, newest first, or follow those of the cluster
+    Events(events::Arguments),
     /// Show operations: queued and completed work
     #[command(subcommand)]
     Operation(operation::Command),
@@ -152,13 +169,32 @@ pub enum Command {
 /// Runs a command and returns the exit code of the program. Errors are one line. Boxed, so that the commands are compiled
 /// with this crate and not again with its caller.
 pub fn run(command: Command, options: Options) -> LocalBoxFuture<'static, anyhow::Result<ExitCode>> {
-    Box::pin(dispatch(command, options))
+    Box::pin(run_with_suggestion(command, options))
+}
+
+/// Runs a command, and adds a similar name to the error if an object was not found by its name.
+async fn run_with_suggestion(command: Command, options: Options) -> anyhow::Result<ExitCode> {
+    crate::output::set_quiet(options.quiet);
+    let error = match dispatch(command, options.clone()).await {
+        Ok(code) => return Ok(code),
+        Err(error) => error,
+    };
+    // Only objects are looked up, so the credentials are valid.
+    if !matches!(Outcome::of(&error), Outcome::NotFound) {
+        return Err(error);
+    }
+    let Ok(client) = options.client() else { return Err(error) };
+    Err(match suggestion::similar_name(&client, &error).await {
+        Some(name) => error_with_outcome(Outcome::NotFound, format!("{error:#}; did you mean {name}?")),
+        None => error,
+    })
 }
 
 async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode> {
     match command {
         Command::Login(arguments) => login::log_in(arguments, options).await?,
-        Command::Logout => login::log_out(options)?,
+        Command::Logout => login::log_out(&options)?,
+        Command::Profile(command) => profile::run(command, options).await?,
         Command::Whoami => whoami::run(&Session::new(options)?).await?,
         Command::Api(arguments) => api_call::run(&Session::new(options)?, arguments).await?,
         Command::Ui => ui::run(&Session::new(options)?).await?,
@@ -175,6 +211,8 @@ async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode
         Command::Node(command) => node::run(command, &Session::new(options)?).await?,
         Command::Network(command) => network::run(command, &Session::new(options)?).await?,
         Command::Instance(command) => instance::run(command, &Session::new(options)?).await?,
+        Command::Top(arguments) => top::run(arguments, &Session::new(options)?).await?,
+        Command::Ssh(arguments) => ssh::run(arguments, &Session::new(options)?).await?,
         Command::Console(arguments) => console::run(arguments, &Session::new(options)?).await?,
         Command::Why { reference } => why::run(&Session::new(options)?, &reference).await?,
         Command::Exec(arguments) => return Ok(exec::run(arguments, &Session::new(options)?).await.into()),
@@ -184,7 +222,7 @@ async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode
         Command::Artifact(command) => artifact::run(command, &Session::new(options)?).await?,
         Command::Label(command) => label::run(command, &Session::new(options)?).await?,
         Command::Blob(command) => blob::run(command, &Session::new(options)?).await?,
-        Command::Events(command) => events::run(command, &Session::new(options)?).await?,
+        Command::Events(arguments) => events::run(arguments, &Session::new(options)?).await?,
         Command::Operation(command) => operation::run(command, &Session::new(options)?).await?,
     }
     Ok(ExitCode::SUCCESS)

@@ -3,18 +3,28 @@
 use clap::Subcommand;
 use muster_types::key::Secret;
 use muster_types::namespace::NamespaceRecord;
+use muster_types::object::ObjectType;
 
 use super::arguments::{given_or_prompted, parse_secret};
+use super::list::{ListOptions, ListView};
 use super::metadata;
 use super::session::Session;
-use crate::api::ObjectPath;
+use super::wait::WaitOptions;
+use crate::api::{ListQuery, ObjectPath};
+use crate::exit_code::timed_out;
 use crate::output::{Table, compact, or_dash};
+
+const LIST: ListView<NamespaceRecord> =
+    ListView { table, wide: &["version"], order: &[], watched: &[ObjectType::Namespace] };
 
 /// Commands for namespaces.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the accessible namespaces
-    List,
+    List {
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Show a namespace
     Show { name: String },
     /// Create a namespace, optionally with a first key
@@ -28,7 +38,11 @@ pub enum Command {
         key: Option<Secret>,
     },
     /// Delete a namespace
-    Delete { name: String },
+    Delete {
+        name: String,
+        #[command(flatten)]
+        wait: WaitOptions,
+    },
     /// Show the metadata of a namespace
     Metadata { name: String },
     /// Set a metadata key of a namespace
@@ -48,7 +62,10 @@ pub enum Command {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List => session.show(client.namespaces().await?, table),
+        Command::List { list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.namespaces(&query)).await
+        }
         Command::Show { name } => session.show(client.namespace(&name).await?, details),
         Command::Create { name, key_name, key } => {
             let key =
@@ -56,8 +73,9 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             let first_key = key_name.as_deref().zip(key.as_ref());
             session.show(client.create_namespace(&name, first_key).await?, details)
         }
-        Command::Delete { name } => {
+        Command::Delete { name, wait } => {
             let response = client.delete_namespace(&name).await?;
+            wait_until_clean(session, &name, wait).await?;
             session.confirm(&response, &format!("namespace {name} deleted"))
         }
         Command::Metadata { name } => metadata::show(session, ObjectPath::Namespace(&name)).await,
@@ -66,6 +84,23 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         }
         Command::DeleteMetadata { name, item } => {
             metadata::delete(session, ObjectPath::Namespace(&name), &item).await
+        }
+    }
+}
+
+/// Waits until the operations on a namespace have ended: the one that removes its objects is among them.
+async fn wait_until_clean(session: &Session, name: &str, wait: WaitOptions) -> anyhow::Result<()> {
+    let Some(mut timer) = wait.timer() else { return Ok(()) };
+    loop {
+        let operations =
+            session.client.operations("namespace", name, &ListQuery::default()).await?.value()?;
+        if operations.iter().all(|operation| operation.state.is_final()) {
+            return Ok(());
+        }
+        if !timer.wait_for(&format!("namespace {name} to be deleted")).await {
+            return Err(timed_out(format!(
+                "timed out; the deletion continues: see `muster operation list --target-type namespace --target {name}`"
+            )));
         }
     }
 }

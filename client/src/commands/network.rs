@@ -7,20 +7,39 @@ use clap::Subcommand;
 use muster_types::address::AddressRecord;
 use muster_types::ids::InstanceId;
 use muster_types::network::{NetworkRecord, NetworkState, PingResult};
+use muster_types::object::ObjectType;
 use muster_types::operation::{OperationHandle, OperationRecord, OperationState};
 use serde_json::json;
 
+use super::list::{ListOptions, ListView};
 use super::lookup::{NamedType, require_unambiguous, resolve, warn_if_name_exists};
 use super::network_diagram::{NetworkView, render};
 use super::session::Session;
 use super::wait::WaitOptions;
 use super::{interface, metadata, operation, why};
-use crate::api::{ApiResponse, NetworkDeletion, NewNetwork, ObjectPath};
+use crate::api::{ApiResponse, ListQuery, NetworkDeletion, NewNetwork, ObjectPath};
+use crate::exit_code::timed_out;
 use crate::output::{self, Table, compact, escape_control, or_dash};
 use crate::time::format_utc;
 
+/// The result of a dry run.
+pub(super) const NOT_CREATED: &str = "the request is valid; nothing was created";
 /// The maximum number of instances that a message lists.
 const MAX_LISTED: usize = 10;
+
+const LIST: ListView<NetworkRecord> = ListView {
+    table,
+    wide: &["vxid", "floating_gateway", "error_message"],
+    order: &["namespace", "name", "uuid"],
+    watched: &[ObjectType::Network],
+};
+
+const ADDRESSES: ListView<AddressRecord> = ListView {
+    table: addresses,
+    wide: &[],
+    order: &["address"],
+    watched: &[ObjectType::Network, ObjectType::Interface],
+};
 
 /// Commands for networks, which are given by name or id.
 #[derive(Debug, Subcommand)]
@@ -30,6 +49,8 @@ pub enum Command {
         /// Include deleted networks
         #[arg(long)]
         all: bool,
+        #[command(flatten)]
+        list: ListOptions,
     },
     /// Show a network and its interfaces and addresses
     Show { network: String },
@@ -52,6 +73,9 @@ pub enum Command {
         /// Namespace to create it in, if not your own
         #[arg(long, value_name = "NAMESPACE")]
         in_namespace: Option<String>,
+        /// Check the request without creating the network
+        #[arg(long)]
+        dry_run: bool,
         #[command(flatten)]
         wait: WaitOptions,
     },
@@ -69,11 +93,21 @@ pub enum Command {
         /// Confirm the deletion
         #[arg(long, required = true)]
         yes: bool,
+        #[command(flatten)]
+        wait: WaitOptions,
     },
     /// List the interfaces on a network
-    Interfaces { network: String },
+    Interfaces {
+        network: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// List the allocated addresses of a network
-    Addresses { network: String },
+    Addresses {
+        network: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Reserve an address, so that it is not allocated
     Reserve {
         network: String,
@@ -100,6 +134,8 @@ pub enum Command {
         /// Include finished operations
         #[arg(long)]
         all: bool,
+        #[command(flatten)]
+        list: ListOptions,
     },
     /// Show the metadata of a network
     Metadata { network: String },
@@ -124,8 +160,8 @@ impl Command {
             Self::List { .. } | Self::Create { .. } | Self::Delete { .. } | Self::DeleteAll { .. } => None,
             Self::Show { network }
             | Self::Why { network }
-            | Self::Interfaces { network }
-            | Self::Addresses { network }
+            | Self::Interfaces { network, .. }
+            | Self::Addresses { network, .. }
             | Self::Reserve { network, .. }
             | Self::Release { network, .. }
             | Self::Route { network }
@@ -147,10 +183,13 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
         resolve(client, NamedType::Network, network, None).await?;
     }
     match command {
-        Command::List { all } => session.show(client.networks(all).await?, table),
+        Command::List { all, list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.networks(all, &query)).await
+        }
         Command::Show { network } => show(session, &network).await,
         Command::Why { network } => why::explain(session, ObjectPath::Network(&network)).await,
-        Command::Create { name, netblock, no_dhcp, no_nat, dns, in_namespace, wait } => {
+        Command::Create { name, netblock, no_dhcp, no_nat, dns, in_namespace, dry_run, wait } => {
             let new = NewNetwork {
                 name,
                 netblock,
@@ -158,17 +197,24 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
                 provide_nat: !no_nat,
                 provide_dns: dns,
                 namespace: in_namespace,
+                dry_run,
             };
             create(session, &new, wait).await
         }
         Command::Delete { network, wait } => delete(session, &network, wait).await,
-        Command::DeleteAll { in_namespace, yes: _ } => {
-            session.show(client.delete_networks(in_namespace.as_deref()).await?, deletions)
+        Command::DeleteAll { in_namespace, yes: _, wait } => {
+            let response = client.delete_networks(in_namespace.as_deref()).await?;
+            session.show(response.clone(), deletions)?;
+            wait_for_deletions(session, response.value()?, wait).await
         }
-        Command::Interfaces { network } => {
-            session.show(client.network_interfaces(&network).await?, interface::table)
+        Command::Interfaces { network, list } => {
+            let query = list.query();
+            session.list(&list, &interface::LIST, || client.network_interfaces(&network, &query)).await
         }
-        Command::Addresses { network } => session.show(client.network_addresses(&network).await?, addresses),
+        Command::Addresses { network, list } => {
+            let query = list.query();
+            session.list(&list, &ADDRESSES, || client.network_addresses(&network, &query)).await
+        }
         Command::Reserve { network, address, comment } => {
             let response = client.reserve_address(&network, &address, comment.as_deref()).await?;
             session.confirm(&response, &format!("address {address} reserved"))
@@ -191,8 +237,9 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
             let response = client.delete_network_name(&network, &name).await?;
             session.confirm(&response, &format!("name {name} deleted"))
         }
-        Command::Operations { network, all } => {
-            session.show(client.network_operations(&network, all).await?, operation::table)
+        Command::Operations { network, all, list } => {
+            let query = list.query();
+            session.list(&list, &operation::LIST, || client.network_operations(&network, all, &query)).await
         }
         Command::Metadata { network } => metadata::show(session, ObjectPath::Network(&network)).await,
         Command::SetMetadata { network, item } => {
@@ -208,11 +255,11 @@ async fn show(session: &Session, network: &str) -> anyhow::Result<()> {
     let client = &session.client;
     let response = client.network(network).await?;
     let network = response.clone().value()?;
-    let id = network.uuid.to_string();
+    let (id, all) = (network.uuid.to_string(), ListQuery::default());
     let (interfaces, addresses) =
-        tokio::try_join!(client.network_interfaces(&id), client.network_addresses(&id))?;
-    if session.json {
-        return output::print_json(&json!({
+        tokio::try_join!(client.network_interfaces(&id, &all), client.network_addresses(&id, &all))?;
+    if session.is_structured() {
+        return session.print_value(&json!({
             "network": response.json(), "interfaces": interfaces.json(), "addresses": addresses.json()
         }));
     }
@@ -232,19 +279,25 @@ fn routed(network: &NetworkRecord) -> Vec<String> {
 
 /// Returns the unfinished operations that the caller may see.
 async fn unfinished_operations(session: &Session, network: &str) -> Vec<OperationRecord> {
-    let response = session.client.network_operations(network, false).await;
+    let response = session.client.network_operations(network, false, &ListQuery::default()).await;
     response.and_then(ApiResponse::value).unwrap_or_default()
 }
 
 async fn create(session: &Session, new: &NewNetwork, wait: WaitOptions) -> anyhow::Result<()> {
     warn_if_name_exists(&session.client, NamedType::Network, &new.name, new.namespace.as_deref()).await;
     let mut response = session.client.create_network(new).await?;
+    if new.dry_run {
+        output::status(NOT_CREATED);
+        return session.show(response, details);
+    }
     let mut network = response.clone().value()?;
     if let Some(mut timer) = wait.timer() {
         while network.state == NetworkState::Initial {
             if !timer.wait_for(&format!("network {} to be created", new.name)).await {
                 let (id, seconds) = (network.uuid, wait.timeout);
-                bail!("network {id} is not ready after {seconds} seconds; see `muster network show {id}`");
+                return Err(timed_out(format!(
+                    "network {id} is not ready after {seconds} seconds; see `muster network show {id}`"
+                )));
             }
             response = session.client.network(&network.uuid.to_string()).await?;
             network = response.clone().value()?;
@@ -282,8 +335,8 @@ async fn delete(session: &Session, network: &str, wait: WaitOptions) -> anyhow::
                 return session.confirm(&response, &format!("network {network} deleted"));
             }
             OperationState::Error | OperationState::Abort => {
-                if session.json {
-                    output::print_json(response.json())?;
+                if session.is_structured() {
+                    session.print_value(response.json())?;
                 }
                 let reason = operation::error(&operation);
                 bail!("failed to delete network {}: {}", escape_control(network), escape_control(&reason));
@@ -291,19 +344,37 @@ async fn delete(session: &Session, network: &str, wait: WaitOptions) -> anyhow::
         }
         if !timer.wait_for(&condition).await {
             let seconds = wait.timeout;
-            bail!(
+            return Err(timed_out(format!(
                 "still waiting for {} after {seconds} seconds; the deletion continues: see `muster operation show {op_type} \
                  {op_uuid}`",
                 escape_control(&condition)
-            );
+            )));
         }
     }
+}
+
+/// Waits until networks are deleted that have no interfaces; the others are deleted when their instances are.
+async fn wait_for_deletions(
+    session: &Session,
+    deletions: Vec<NetworkDeletion>,
+    wait: WaitOptions,
+) -> anyhow::Result<()> {
+    for NetworkDeletion { network_uuid, operation, reason } in deletions {
+        let (Some(timer), None) = (wait.timer(), reason) else { continue };
+        let consequence = format!("the deletion continues: see `muster network why {network_uuid}`");
+        let failed = operation::wait_until_complete(&session.client, &operation, timer, &consequence).await?;
+        if let Some(reason) = failed {
+            bail!("failed to delete network {network_uuid}: {reason}");
+        }
+    }
+    Ok(())
 }
 
 /// Returns the names and ids of the instances with interfaces on a network, as far as the caller may see them.
 async fn attached_instances(session: &Session, network: &str) -> Vec<String> {
     let client = &session.client;
-    let interfaces = client.network_interfaces(network).await.and_then(ApiResponse::value);
+    let interfaces =
+        client.network_interfaces(network, &ListQuery::default()).await.and_then(ApiResponse::value);
     let ids: BTreeSet<InstanceId> =
         interfaces.unwrap_or_default().into_iter().map(|interface| interface.instance_uuid).collect();
     let mut attached = vec![];
@@ -322,15 +393,15 @@ async fn attached_instances(session: &Session, network: &str) -> Vec<String> {
 
 async fn route(session: &Session, network: &str) -> anyhow::Result<()> {
     let response = session.client.route_address(network).await?;
-    if session.json {
-        return output::print_json(response.json());
+    if session.is_structured() {
+        return session.print_value(response.json());
     }
     output::print(&format!("{}\n", response.value()?))
 }
 
 fn ping(session: &Session, response: ApiResponse<PingResult>) -> anyhow::Result<()> {
-    if session.json {
-        return output::print_json(response.json());
+    if session.is_structured() {
+        return session.print_value(response.json());
     }
     let PingResult { stdout, stderr } = response.value()?;
     eprint!("{}", join_lines(&stderr));
@@ -353,8 +424,7 @@ fn provides(network: &NetworkRecord) -> String {
     or_dash(services.join(", "))
 }
 
-fn table(mut networks: Vec<NetworkRecord>) -> Table {
-    networks.sort_by(|a, b| (&a.namespace, &a.name, a.uuid).cmp(&(&b.namespace, &b.name, b.uuid)));
+fn table(networks: Vec<NetworkRecord>) -> Table {
     let table = Table::new(&["NAME", "UUID", "NETBLOCK", "STATE", "NAMESPACE"], &["PROVIDES"]);
     table.rows(networks.into_iter().map(|network| {
         let provides = provides(&network);
@@ -388,8 +458,7 @@ fn details(network: NetworkRecord) -> Table {
     Table::key_values(details.into_iter().chain(error).chain(metadata))
 }
 
-fn addresses(mut addresses: Vec<AddressRecord>) -> Table {
-    addresses.sort_by_key(|address| address.address);
+fn addresses(addresses: Vec<AddressRecord>) -> Table {
     let table = Table::new(&["ADDRESS", "TYPE", "USER", "SINCE"], &["COMMENT"]);
     table.rows(addresses.into_iter().map(|address| {
         let user = address.user.join(" ");

@@ -6,11 +6,13 @@ use anyhow::{anyhow, bail};
 use clap::Subcommand;
 use muster_types::event::EventType;
 use muster_types::node::{EvacuationRecord, NodeRecord, NodeState};
+use muster_types::object::ObjectType;
 use muster_types::shared_storage::SharedStorageRecord;
 use reqwest::StatusCode;
 use serde_json::{Map, Value};
 
 use super::arguments::prompt_confirmation;
+use super::list::{ListOptions, ListView};
 use super::metadata;
 use super::session::Session;
 use super::{node_drain, node_join};
@@ -18,11 +20,21 @@ use crate::api::{ApiResponse, EventQuery, ObjectPath};
 use crate::output::{Table, compact, escape_control, format_size, or_dash};
 use crate::time::format_utc;
 
+const LIST: ListView<NodeRecord> = ListView {
+    table,
+    wide: &["release", "epoch", "clock_skew", "uuid"],
+    order: &[],
+    watched: &[ObjectType::Node],
+};
+
 /// Commands for nodes, which are given by name or id.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the nodes
-    List,
+    List {
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Show a node
     Show { node: String },
     /// Show the last reported resources of a node
@@ -91,7 +103,10 @@ pub enum Command {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List => session.show(client.nodes().await?, table),
+        Command::List { list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.nodes(&query)).await
+        }
         Command::Show { node } => session.show(client.node(&node).await?, details),
         Command::Resources { node } => session.show(resources(session, &node).await?, key_values),
         Command::Metrics { node } => session.show(client.process_metrics(&node).await?, key_values),
@@ -153,7 +168,11 @@ async fn delete(session: &Session, node: &str, dead: bool, yes: bool) -> anyhow:
 
 /// Returns the last reported resources, which only a node's newest `resources` event contains.
 async fn resources(session: &Session, node: &str) -> anyhow::Result<ApiResponse<Map<String, Value>>> {
-    let newest = EventQuery { limit: Some(1), event_type: Some(EventType::Resources.to_string()) };
+    let newest = EventQuery {
+        limit: Some(1),
+        event_type: Some(EventType::Resources.to_string()),
+        ..EventQuery::default()
+    };
     let events = session.client.events(ObjectPath::Node(node), &newest).await?;
     events.part("/0/extra").ok_or_else(|| anyhow!("node {node} has not reported its resources yet"))
 }

@@ -1,17 +1,27 @@
 //! `muster operation`.
 
-use anyhow::bail;
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
+use muster_types::object::ObjectType;
 use muster_types::operation::{OperationHandle, OperationRecord, OperationState, OperationType};
 
+use super::list::{ListOptions, ListView};
 use super::metadata;
 use super::session::Session;
 use super::wait::PollTimer;
 use super::why;
 use crate::api::{Client, ObjectPath};
+use crate::exit_code::timed_out;
 use crate::output::{Table, escape_control, or_dash};
 use crate::time::format_utc;
+
+/// How operations are listed.
+pub(super) const LIST: ListView<OperationRecord> = ListView {
+    table,
+    wide: &["attempts", "created", "updated", "namespace"],
+    order: &[],
+    watched: &[ObjectType::ClusterOperation],
+};
 
 /// Commands for operations.
 #[derive(Debug, Subcommand)]
@@ -29,7 +39,11 @@ pub enum Command {
         uuid: String,
     },
     /// List an operation and its dependencies, newest first
-    Chain { uuid: String },
+    Chain {
+        uuid: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// List the operations on an object, newest first
     List {
         /// Type of the object, such as namespace or node
@@ -38,6 +52,8 @@ pub enum Command {
         /// Id of the object, or name of a namespace
         #[arg(long, value_name = "ID")]
         target: String,
+        #[command(flatten)]
+        list: ListOptions,
     },
     /// Show the metadata of an operation
     Metadata {
@@ -76,9 +92,13 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::Why { operation_type, uuid } => {
             why::explain(session, ObjectPath::Operation(&operation_type, &uuid)).await
         }
-        Command::Chain { uuid } => session.show(client.operation_chain(&uuid).await?, table),
-        Command::List { target_type, target } => {
-            session.show(client.operations(&target_type, &target).await?, table)
+        Command::Chain { uuid, list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.operation_chain(&uuid, &query)).await
+        }
+        Command::List { target_type, target, list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.operations(&target_type, &target, &query)).await
         }
         Command::Metadata { operation_type, uuid } => {
             metadata::show(session, ObjectPath::Operation(&operation_type, &uuid)).await
@@ -109,7 +129,7 @@ pub(super) async fn wait_until_complete(
             }
         }
         if !timer.tick().await {
-            bail!("timed out; {consequence}");
+            return Err(timed_out(format!("timed out; {consequence}")));
         }
     }
 }
@@ -125,7 +145,7 @@ pub(super) fn error(operation: &OperationRecord) -> String {
 }
 
 /// Lists operations.
-pub(super) fn table(operations: Vec<OperationRecord>) -> Table {
+fn table(operations: Vec<OperationRecord>) -> Table {
     let table = Table::new(&["UUID", "TYPE", "STATE"], &["TARGET", "ERROR"]);
     table.rows(operations.into_iter().map(|operation| {
         [

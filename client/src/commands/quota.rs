@@ -3,14 +3,21 @@
 use clap::Subcommand;
 use muster_types::quota::{QuotaName, QuotaRecord};
 
+use super::list::{ListOptions, ListView};
 use super::session::Session;
 use crate::output::Table;
+
+const LIST: ListView<QuotaRecord> = ListView { table, wide: &[], order: &[], watched: &[] };
 
 /// Commands for quotas, which limit how much a namespace may use.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show the limits and the usage of a namespace
-    Show { namespace: String },
+    Show {
+        namespace: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Set limits of a namespace
     Set {
         namespace: String,
@@ -38,8 +45,12 @@ fn parse_limit(text: &str) -> Result<(QuotaName, u64), String> {
 
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
+    let mut options = ListOptions::default();
     let namespace = match command {
-        Command::Show { namespace } => namespace,
+        Command::Show { namespace, list } => {
+            options = list;
+            namespace
+        }
         Command::Set { namespace, limits } => {
             for (name, limit) in limits {
                 client.set_quota(&namespace, name, limit).await?;
@@ -53,7 +64,8 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             namespace
         }
     };
-    session.show(client.quotas(&namespace).await?, table)
+    let query = options.query();
+    session.list(&options, &LIST, || client.quotas(&namespace, &query)).await
 }
 
 fn table(quotas: Vec<QuotaRecord>) -> Table {

@@ -8,7 +8,7 @@ use super::arguments::prompt_confirmation;
 use super::operation;
 use super::session::Session;
 use super::wait::LongWaitOptions;
-use crate::output::{self, Table, escape_control};
+use crate::output::{self, Table};
 use crate::transfer::unless_interrupted;
 
 /// How to follow a rebalancing.
@@ -38,9 +38,9 @@ pub(super) async fn rebalance(session: &Session, arguments: Arguments) -> anyhow
     let response = client.rebalance(true, max_moves).await?;
     let plan = response.clone().value()?;
     if dry_run || plan.moves.is_empty() {
-        return if session.json { output::print_json(response.json()) } else { show(&plan) };
+        return if session.is_structured() { session.print_value(response.json()) } else { show(&plan) };
     }
-    if !session.json {
+    if !session.is_structured() {
         show(&plan)?;
     }
     if !yes && !prompt_confirmation(&format!("migrate these {} instances?", plan.moves.len()))? {
@@ -48,8 +48,8 @@ pub(super) async fn rebalance(session: &Session, arguments: Arguments) -> anyhow
     }
     let response = client.rebalance(false, max_moves).await?;
     let started = response.clone().value()?;
-    if session.json {
-        output::print_json(response.json())?;
+    if session.is_structured() {
+        session.print_value(response.json())?;
     } else if started.moves != plan.moves {
         eprintln!("the cluster has changed, so the plan is another one:");
         show(&started)?;
@@ -59,8 +59,8 @@ pub(super) async fn rebalance(session: &Session, arguments: Arguments) -> anyhow
     if let Some(error) = unless_interrupted(ended, || CONTINUES.to_owned()).await? {
         bail!("not all instances were moved: {error}");
     }
-    if !session.json {
-        eprintln!("the rebalancing is complete");
+    if !session.is_structured() {
+        output::status("the rebalancing is complete");
     }
     Ok(())
 }
@@ -70,7 +70,7 @@ fn show(plan: &RebalanceRecord) -> anyhow::Result<()> {
     if !plan.moves.is_empty() {
         output::print_table(&moves(plan))?;
     }
-    eprintln!("{}", escape_control(&summary(plan)));
+    output::status(&summary(plan));
     Ok(())
 }
 

@@ -3,19 +3,28 @@
 use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
+use muster_types::object::ObjectType;
 use muster_types::rule::{BoundClaims, ClaimMatcher, RuleRecord, RuleTerms};
 
 use super::events::{self, EventFilter};
+use super::list::{ListOptions, ListView};
 use super::metadata;
 use super::session::Session;
 use crate::api::ObjectPath;
 use crate::output::Table;
 
+const LIST: ListView<RuleRecord> =
+    ListView { table, wide: &["state", "uuid"], order: &[], watched: &[ObjectType::Rule] };
+
 /// Commands for mapping rules.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the mapping rules of a namespace
-    List { namespace: String },
+    List {
+        namespace: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Show a mapping rule
     Show { namespace: String, name: String },
     /// Add a mapping rule
@@ -139,7 +148,10 @@ fn bind_claims(claims: Vec<(String, String)>) -> BoundClaims {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List { namespace } => session.show(client.rules(&namespace).await?, table),
+        Command::List { namespace, list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.rules(&namespace, &query)).await
+        }
         Command::Show { namespace, name } => session.show(client.rule(&namespace, &name).await?, details),
         Command::Create { namespace, name, issuer, claims, scopes, ttl, prefix } => {
             let bound_claims = bind_claims(claims);

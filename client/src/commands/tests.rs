@@ -12,9 +12,13 @@ pub(super) struct Cli {
 }
 
 fn parse(line: &str) -> Result<Cli, clap::Error> {
-    // Ignores the environment of the test.
+    parse_words(line.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Parses the words of a command line, without the environment of the test.
+pub(super) fn parse_words(words: Vec<String>) -> Result<Cli, clap::Error> {
     let command = Cli::command().mut_args(|argument| argument.env(None::<&str>));
-    Cli::from_arg_matches(&command.try_get_matches_from(line.split_whitespace())?)
+    Cli::from_arg_matches(&command.try_get_matches_from(words)?)
 }
 
 #[test]
@@ -33,6 +37,21 @@ fn parses_every_command() {
         "muster login --federated --rule deploy --token-env MY_TOKEN --json",
         "muster logout",
         "muster whoami",
+        "muster -o yaml -q whoami",
+        "muster profile list",
+        "muster profile add work --api-url http://host --namespace ci --key secret --use",
+        "muster profile use work",
+        "muster profile remove work",
+        "muster --profile work instance list -w",
+        "muster ssh web -l debian -i id -- uptime",
+        "muster top --once --interval 1",
+        "muster events --follow --type audit",
+        "muster events instance web -f",
+        "muster instance list --limit 3 --sort -memory --filter state:created --columns name,node -o wide",
+        "muster network create lan 10.0.0.0/24 --dry-run",
+        "muster network delete lan --wait --timeout 5",
+        "muster network delete lan --no-wait --wait",
+        "muster artifact fetch debian:12 --timeout 60",
         "muster api GET /instances --query limit=10",
         "muster api post networks --data {\"name\":\"lan\",\"netblock\":\"10.0.0.0/24\"}",
         "muster cluster resources",

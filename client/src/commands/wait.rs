@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use tokio::time::{Instant, sleep};
 
-use crate::output::escape_control;
+use crate::output;
 
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(200);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -13,8 +13,11 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Whether and how long to wait.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct WaitOptions {
+    /// Wait for completion, which is the default
+    #[arg(id = "wait", long = "wait", overrides_with = "no_wait")]
+    _wait: bool,
     /// Do not wait for completion
-    #[arg(long)]
+    #[arg(long, overrides_with = "wait")]
     no_wait: bool,
     /// Maximum time to wait
     #[arg(long, value_name = "SECONDS", default_value_t = 60, conflicts_with = "no_wait")]
@@ -31,15 +34,18 @@ impl WaitOptions {
 #[cfg(test)]
 impl WaitOptions {
     pub(super) fn with_timeout(seconds: u32) -> Self {
-        Self { no_wait: false, timeout: seconds }
+        Self { _wait: false, no_wait: false, timeout: seconds }
     }
 }
 
 /// Whether and how long to wait for work of unpredictable duration.
 #[derive(Debug, Clone, Copy, Args)]
-pub(super) struct LongWaitOptions {
+pub struct LongWaitOptions {
+    /// Wait for completion, which is the default
+    #[arg(id = "wait", long = "wait", overrides_with = "no_wait")]
+    _wait: bool,
     /// Do not wait for completion
-    #[arg(long)]
+    #[arg(long, overrides_with = "wait")]
     no_wait: bool,
     /// Maximum time to wait; unlimited if not given
     #[arg(long, value_name = "SECONDS", conflicts_with = "no_wait")]
@@ -79,7 +85,7 @@ impl PollTimer {
     pub(super) async fn wait_for(&mut self, condition: &str) -> bool {
         let expired = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
         if !expired && self.announced != condition {
-            eprintln!("waiting for {}", escape_control(condition));
+            output::status(&format!("waiting for {condition}"));
             condition.clone_into(&mut self.announced);
         }
         self.tick().await
@@ -105,8 +111,8 @@ mod tests {
 
     #[tokio::test]
     async fn timer_expires_and_its_interval_grows() {
-        assert!(WaitOptions { no_wait: true, timeout: 60 }.timer().is_none());
-        let mut timer = WaitOptions { no_wait: false, timeout: 0 }.timer().unwrap();
+        assert!(WaitOptions { _wait: false, no_wait: true, timeout: 60 }.timer().is_none());
+        let mut timer = WaitOptions { _wait: false, no_wait: false, timeout: 0 }.timer().unwrap();
         assert!(!timer.tick().await);
         let deadline = Instant::now() + Duration::from_millis(2);
         let mut timer =
@@ -131,10 +137,10 @@ mod tests {
 
     #[tokio::test]
     async fn long_wait_expires_only_with_a_timeout() {
-        assert!(LongWaitOptions { no_wait: true, timeout: None }.timer().is_none());
-        let mut timer = LongWaitOptions { no_wait: false, timeout: Some(0) }.timer().unwrap();
+        assert!(LongWaitOptions { _wait: false, no_wait: true, timeout: None }.timer().is_none());
+        let mut timer = LongWaitOptions { _wait: false, no_wait: false, timeout: Some(0) }.timer().unwrap();
         assert!(!timer.tick().await);
-        let timer = LongWaitOptions { no_wait: false, timeout: None }.timer().unwrap();
+        let timer = LongWaitOptions { _wait: false, no_wait: false, timeout: None }.timer().unwrap();
         assert!(timer.deadline.is_none());
         assert!(PollTimer { interval: Duration::from_millis(1), ..timer }.tick().await);
     }

@@ -6,16 +6,27 @@ use muster_types::object::ObjectType;
 use muster_types::webhook::{DEFAULT_SECRET_OVERLAP, DeliveryRecord, WebhookRecord};
 use serde_json::{Value, json};
 
+use super::list::{ListOptions, ListView};
 use super::session::Session;
 use crate::api::ApiResponse;
 use crate::output::{self, Table, escape_control, or_dash};
 use crate::time::format_utc;
 
+const LIST: ListView<WebhookRecord> =
+    ListView { table, wide: &["event_types", "object_types", "message_prefix"], order: &[], watched: &[] };
+
+const DELIVERIES: ListView<DeliveryRecord> =
+    ListView { table: deliveries_table, wide: &[], order: &[], watched: &[] };
+
 /// Commands for webhooks, to which the events of a namespace are sent.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the webhooks of a namespace
-    List { namespace: String },
+    List {
+        namespace: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Show a webhook and the state of its last deliveries
     Show { namespace: String, name: String },
     /// Add a webhook; prints its secret
@@ -48,7 +59,12 @@ pub enum Command {
         overlap: i64,
     },
     /// Show the deliveries of a webhook, newest first
-    Deliveries { namespace: String, name: String },
+    Deliveries {
+        namespace: String,
+        name: String,
+        #[command(flatten)]
+        list: ListOptions,
+    },
     /// Send a delivery again
     Redeliver { namespace: String, name: String, delivery: String },
     /// Send a test to the receiver; `deliveries` shows its result
@@ -127,7 +143,10 @@ impl Changes {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List { namespace } => session.show(client.webhooks(&namespace).await?, table),
+        Command::List { namespace, list } => {
+            let query = list.query();
+            session.list(&list, &LIST, || client.webhooks(&namespace, &query)).await
+        }
         Command::Show { namespace, name } => session.show(client.webhook(&namespace, &name).await?, details),
         Command::Create { namespace, name, url, filters, disabled } => {
             let mut terms = json!({ "url": url, "enabled": !disabled });
@@ -145,8 +164,9 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::RotateSecret { namespace, name, overlap } => {
             show_secret(session, client.rotate_webhook_secret(&namespace, &name, overlap).await?)
         }
-        Command::Deliveries { namespace, name } => {
-            session.show(client.webhook_deliveries(&namespace, &name).await?, deliveries_table)
+        Command::Deliveries { namespace, name, list } => {
+            let query = list.query();
+            session.list(&list, &DELIVERIES, || client.webhook_deliveries(&namespace, &name, &query)).await
         }
         Command::Redeliver { namespace, name, delivery } => {
             let response = client.redeliver(&namespace, &name, &delivery).await?;
@@ -160,8 +180,8 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
 
 /// Prints only the secret to the standard output.
 fn show_secret(session: &Session, response: ApiResponse<WebhookRecord>) -> anyhow::Result<()> {
-    if session.json {
-        return output::print_json(response.json());
+    if session.is_structured() {
+        return session.print_value(response.json());
     }
     let webhook = response.value()?;
     output::print(&format!("{}\n", webhook.secret.unwrap_or_default()))?;

@@ -25,8 +25,8 @@ pub(super) async fn explain(session: &Session, object: ObjectPath<'_>) -> anyhow
 }
 
 fn show(session: &Session, response: &ApiResponse<Explanation>) -> anyhow::Result<()> {
-    if session.json {
-        return output::print_json(response.json());
+    if session.is_structured() {
+        return session.print_value(response.json());
     }
     let explanation = response.clone().value()?;
     let name = explanation.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));

@@ -14,6 +14,7 @@ fn credentials_of(namespace: &str) -> Credentials {
 
 fn files(directory: &TempDir) -> CredentialFiles {
     CredentialFiles {
+        profile: None,
         login: Some(directory.path().join("config/muster/credentials.json")),
         daemon: directory.path().join("data/credentials.json"),
     }

@@ -4,6 +4,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use super::super::keys::AddedKey;
+use super::super::lists::ListQuery;
 use super::*;
 
 fn credentials(apiurl: &str) -> Credentials {
@@ -51,8 +52,8 @@ const TOKEN: (u16, &str) = (200, r#"{"access_token": "t0ken"}"#);
 #[tokio::test]
 async fn first_call_logs_in_and_later_calls_reuse_the_token() {
     let (client, request_lines) = server(vec![TOKEN, (200, r#"["a"]"#), (200, r#"["b"]"#)]).await;
-    assert_eq!(client.keys("ci").await.unwrap().value().unwrap(), ["a"]);
-    assert_eq!(client.keys("ci").await.unwrap().value().unwrap(), ["b"]);
+    assert_eq!(client.keys("ci", &ListQuery::default()).await.unwrap().value().unwrap(), ["a"]);
+    assert_eq!(client.keys("ci", &ListQuery::default()).await.unwrap().value().unwrap(), ["b"]);
     let keys = "GET /auth/namespaces/ci/keys HTTP/1.1";
     assert_eq!(*request_lines.lock().await, ["POST /auth HTTP/1.1", keys, keys]);
 }
@@ -61,15 +62,15 @@ async fn first_call_logs_in_and_later_calls_reuse_the_token() {
 async fn replaces_expired_token_once() {
     let expired = (401, r#"{"error": "Signature has expired", "status": 401}"#);
     let (client, request_lines) = server(vec![TOKEN, (200, "[]"), expired, TOKEN, (200, r#"["b"]"#)]).await;
-    client.keys("ci").await.unwrap();
-    assert_eq!(client.keys("ci").await.unwrap().value().unwrap(), ["b"]);
+    client.keys("ci", &ListQuery::default()).await.unwrap();
+    assert_eq!(client.keys("ci", &ListQuery::default()).await.unwrap().value().unwrap(), ["b"]);
     assert_eq!(request_lines.lock().await.len(), 5);
 }
 
 #[tokio::test]
 async fn refused_fresh_token_is_not_replaced() {
     let (client, request_lines) = server(vec![TOKEN, (401, r#"{"error": "unauthorized"}"#)]).await;
-    let error = client.nodes().await.unwrap_err();
+    let error = client.nodes(&ListQuery::default()).await.unwrap_err();
     assert_eq!(error.to_string(), "namespace ci may not do this: unauthorized");
     assert_eq!((error.status(), request_lines.lock().await.len()), (Some(401), 2));
 }

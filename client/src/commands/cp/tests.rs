@@ -5,6 +5,7 @@ use super::super::agent::tests::example;
 use super::super::instance_tables::tests::example as instance;
 use super::*;
 use crate::fake_server::FakeServer;
+use crate::output::Format;
 
 const SHOW: &str = "GET /agentoperations/7d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01";
 const ARTIFACT: &str = "3d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01";
@@ -77,7 +78,9 @@ async fn exactly_one_location_is_in_a_guest() {
         [("a", "b", "neither file is in a guest"), ("web:/a", "db:/a", "both files are in guests")]
     {
         let (client, fake) = FakeServer::start(vec![]).await;
-        let error = run(arguments(source, destination), &Session { client, json: false }).await.unwrap_err();
+        let error = run(arguments(source, destination), &Session { client, format: Format::Table })
+            .await
+            .unwrap_err();
         assert!(error.to_string().starts_with(expected), "{error}");
         assert_eq!(fake.requests().len(), 0);
     }
@@ -101,7 +104,7 @@ async fn copy_from_a_guest_keeps_content_and_mode() {
     let file = directory.path().join("a");
     fs::write(&file, "old").unwrap();
     let arguments = arguments("web:/a", directory.path().to_str().unwrap());
-    run(arguments, &Session { client, json: false }).await.unwrap();
+    run(arguments, &Session { client, format: Format::Table }).await.unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), "\"content\"");
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & PERMISSION_BITS, 0o640);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
@@ -119,7 +122,7 @@ async fn refused_copy_leaves_no_local_file() {
     ])
     .await;
     let arguments = arguments("web:/a", directory.path().join("b").to_str().unwrap());
-    let error = run(arguments, &Session { client, json: false }).await.unwrap_err();
+    let error = run(arguments, &Session { client, format: Format::Table }).await.unwrap_err();
     assert_eq!(error.to_string(), "no such file");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
@@ -142,7 +145,7 @@ async fn temporary_artifact_is_deleted() {
         ("GET /instances/web", vec![(200, json!(instance(&json!({ "agent_state": "ready" }))))]),
     ])
     .await;
-    let session = Session { client, json: false };
+    let session = Session { client, format: Format::Table };
     let (arguments, pending, temporary) =
         (arguments("-", "web:/a"), PendingOperation::default(), Cell::new(None));
     let copy =

@@ -4,6 +4,7 @@ use serde_json::json;
 use super::super::agent::tests::example;
 use super::*;
 use crate::fake_server::FakeServer;
+use crate::output::Format;
 
 const EXECUTE: &str = "POST /instances/web/agent/execute";
 const SHOW: &str = "GET /agentoperations/7d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01";
@@ -25,7 +26,7 @@ async fn run_command(changes: Value, command: &[&str]) -> (u8, Vec<String>) {
     let end = (200, json!(example(&changes)));
     let (client, fake) =
         FakeServer::start(vec![(EXECUTE, vec![queued.clone()]), (SHOW, vec![queued, end])]).await;
-    let code = run(arguments(command), &Session { client, json: false }).await;
+    let code = run(arguments(command), &Session { client, format: Format::Table }).await;
     // Without the lookup of the name.
     (code, fake.requests().into_iter().filter(|call| call != "GET /instances/web").collect())
 }
@@ -57,7 +58,7 @@ async fn incomplete_commands_have_special_exit_codes() {
     assert_eq!(run_command(failed, &["x"]).await.0, EXIT_FAILED);
     assert_eq!(run_command(json!({ "state": "deleted", "results": {} }), &["x"]).await.0, EXIT_FAILED);
     let (client, _) = FakeServer::start(vec![]).await;
-    assert_eq!(run(arguments(&["x"]), &Session { client, json: false }).await, EXIT_FAILED);
+    assert_eq!(run(arguments(&["x"]), &Session { client, format: Format::Table }).await, EXIT_FAILED);
 }
 
 #[tokio::test]
@@ -65,7 +66,7 @@ async fn detached_command_is_not_polled() {
     let queued = (200, json!(example(&json!({ "state": "queued" }))));
     let (client, fake) = FakeServer::start(vec![(EXECUTE, vec![queued])]).await;
     let detached = Arguments { detach: true, ..arguments(&["sleep 9"]) };
-    assert_eq!(run(detached, &Session { client, json: true }).await, 0);
+    assert_eq!(run(detached, &Session { client, format: Format::Json }).await, 0);
     let calls = fake.requests();
     assert_eq!(calls.len(), 2);
     assert!(calls[0] == "GET /instances/web" && calls[1].starts_with(EXECUTE), "{calls:?}");

@@ -3,6 +3,7 @@ use serde_json::json;
 use super::super::instance_tables::tests::example;
 use super::*;
 use crate::fake_server::FakeServer;
+use crate::output::Format;
 
 #[test]
 fn failure_is_a_state_that_cannot_become_running() {
@@ -51,7 +52,7 @@ async fn waits_until_the_instance_runs() {
         ("GET /instances/5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", vec![at("creating"), at("created")]),
     ])
     .await;
-    let session = Session { client, json: true };
+    let session = Session { client, format: Format::Json };
     create(&session, arguments("web --disk 8@a:b --network lan --tag big --memory 2G")).await.unwrap();
     let requests = fake.requests();
     let body = requests.iter().find_map(|call| call.strip_prefix("POST /instances ")).unwrap();
@@ -72,7 +73,7 @@ async fn failure_contains_the_reason() {
         ("GET /instances/5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", vec![at("error")]),
     ])
     .await;
-    let session = Session { client, json: false };
+    let session = Session { client, format: Format::Table };
     let error = create(&session, arguments("web --disk 8")).await.unwrap_err().to_string();
     assert!(error.starts_with("instance web failed: no image; "), "{error}");
 }
@@ -95,7 +96,7 @@ async fn explains_a_scheduling_refusal() {
         ),
     ])
     .await;
-    let session = Session { client, json: false };
+    let session = Session { client, format: Format::Table };
     let error = create(&session, arguments("web --disk 8")).await.unwrap_err().to_string();
     let expected = format!(
         "No nodes remaining: try again in a minute; a later attempt may succeed; delete the failed instance with `muster \
@@ -116,7 +117,7 @@ async fn does_not_advise_to_retry_what_no_node_can_take() {
         ("GET /instances", vec![(200, json!([]))]),
     ])
     .await;
-    let session = Session { client, json: false };
+    let session = Session { client, format: Format::Table };
     let error = create(&session, arguments("web --disk 8")).await.unwrap_err().to_string();
     assert!(
         error.ends_with("this instance: request less, or let an administrator add a larger node"),

