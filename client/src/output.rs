@@ -62,11 +62,10 @@ impl Table {
 
     /// Selects columns by their numbers.
     pub(crate) fn select_columns(&mut self, columns: &[usize]) {
-        let fixed = columns.iter().take_while(|column| **column < self.fixed_columns).count();
-        let select = |cells: &Vec<String>| columns.iter().map(|column| cells[*column].clone()).collect();
-        self.header = select(&self.header);
-        self.rows = self.rows.iter().map(select).collect();
-        self.fixed_columns = fixed;
+        self.fixed_columns = columns.iter().take_while(|column| **column < self.fixed_columns).count();
+        for cells in self.rows.iter_mut().chain([&mut self.header]) {
+            *cells = columns.iter().map(|column| cells[*column].clone()).collect();
+        }
     }
 
     /// Moves the rows of another table with the same columns to this one.

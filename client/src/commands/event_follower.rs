@@ -62,12 +62,11 @@ impl<'a> EventFollower<'a> {
         while !concerns(&self.receive().await?, types) {}
         let burst = async {
             loop {
-                if let Err(error) = self.receive().await {
-                    return Err(error);
-                }
+                self.receive().await?;
             }
         };
-        timeout(BURST, burst).await.unwrap_or(Ok(()))
+        let ended: Result<anyhow::Result<()>, _> = timeout(BURST, burst).await;
+        ended.unwrap_or(Ok(()))
     }
 
     /// Returns the next message, and reconnects if the stream has ended.

@@ -128,8 +128,13 @@ impl Session {
         view: &ListView<T>,
     ) -> anyhow::Result<(String, Vec<(String, Shown)>)> {
         let identities = records.iter().map(identity);
+        let name = |record: &Value| output::names(record).pop().unwrap_or_default();
         if self.is_structured() {
-            let shown = records.iter().map(|record| Shown { record: record.clone(), line: String::new() });
+            let shown = records.iter().map(|record| Shown {
+                record: record.clone(),
+                line: String::new(),
+                name: name(record),
+            });
             return Ok((String::new(), identities.zip(shown).collect()));
         }
         let table = table(records, options, view, self.format)?;
@@ -138,7 +143,8 @@ impl Session {
         let mut lines = text.lines().map(|line| format!("{line}\n"));
         let header = lines.next().unwrap_or_default();
         let cells = table.cells().iter().map(|cells| json!(cells));
-        let shown = cells.zip(lines).map(|(record, line)| Shown { record, line });
+        let shown = cells.zip(lines).zip(records.iter().map(name));
+        let shown = shown.map(|((record, line), name)| Shown { record, line, name });
         Ok((header, identities.zip(shown).collect()))
     }
 
@@ -156,7 +162,7 @@ impl Session {
             if self.is_structured() {
                 text.push_str(&self.line(shown, "deleted"));
             } else {
-                output::status(&format!("{id} is no longer in the list"));
+                output::status(&format!("{} ({id}) is no longer in the list", shown.name));
             }
         }
         text
@@ -177,6 +183,7 @@ impl Session {
 struct Shown {
     record: Value,
     line: String,
+    name: String,
 }
 
 /// Returns what identifies a record across changes.

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::lookup::{NamedType, resolve};
 use super::session::Session;
+use crate::api::ApiResponse;
 use crate::credentials::{state_dir, write_private};
 use crate::error_text::io_error_text;
 use crate::output::escape_control;
@@ -48,7 +49,7 @@ pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::
     let address = address(&instance.interfaces)
         .with_context(|| format!("instance {} has no address", escape_control(&instance.name)))?;
     // A guest without an agent has no facts, and is verified as any other host.
-    let facts = client.guest_facts(&instance.uuid.to_string()).await.and_then(|facts| facts.value()).ok();
+    let facts = client.guest_facts(&instance.uuid.to_string()).await.and_then(ApiResponse::value).ok();
     let alias = format!("muster-{}", instance.uuid);
     let known = facts.and_then(|facts| known_hosts(&alias, &facts));
     let known = known.map(|lines| save_known_hosts(&alias, &lines)).transpose()?.flatten();
