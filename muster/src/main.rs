@@ -2,6 +2,7 @@
 
 mod config;
 mod database;
+mod doctor;
 mod logging;
 mod memory;
 mod metrics;
@@ -31,6 +32,8 @@ struct Cli {
 enum Command {
     /// Run this host as a node of a cluster, or as a single-node cluster
     Serve(serve::Arguments),
+    /// Check whether this host can run a node, and print what fixes it
+    Doctor(doctor::Arguments),
     /// Show all settings with their values and sources
     Config(config::Arguments),
     /// Maintain the database
@@ -125,6 +128,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 adopt(&data_dir, moved).await?;
             }
             Command::Client(command) => return muster_client::run(command, cli.options).await,
+            Command::Doctor(arguments) => return doctor::run(arguments, cli.options.json).await,
             Command::Serve(arguments) => serve::run(arguments).await?,
             Command::Db(command) => database::run(command).await?,
             Command::Complete { words } => print(complete(&words).await.as_bytes())?,

@@ -435,7 +435,8 @@ fn load_tls(settings: &Settings) -> anyhow::Result<Option<Tls>> {
         .context("TLS_CERTIFICATE and TLS_PRIVATE_KEY")
 }
 
-fn database_url(settings: &Settings, data: &Path) -> Secret {
+/// Returns the URL of the configured database.
+pub(crate) fn database_url(settings: &Settings, data: &Path) -> Secret {
     if !settings.database_url.expose().is_empty() {
         return settings.database_url.clone();
     }

@@ -8,7 +8,7 @@ mod fencing;
 mod files;
 mod guest;
 mod host;
-mod host_features;
+mod host_checks;
 mod image;
 mod local;
 mod lost_found;
@@ -19,6 +19,7 @@ mod storage;
 mod vm;
 mod vm_socket;
 
+pub use host_checks::check_host;
 pub use local::LocalNode;
 pub use sim::{GuestScript, SimulatedNode, SimulationScript};
 pub use vm::run_watchdog;

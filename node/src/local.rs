@@ -24,11 +24,12 @@ use tokio::sync::{Semaphore, oneshot};
 use crate::command::Commands;
 use crate::fencing::FencingLease;
 use crate::guest::{GuestRegistry, LocalGuests};
+use crate::host_checks::{FeatureFacts, StateFacts};
 use crate::image::Images;
 use crate::network::{self, Networks};
 use crate::storage::{FileStorage, SharedStorage};
 use crate::vm::{ConsoleArchive, LocalVms, NodeAddress};
-use crate::{host, host_features};
+use crate::{host, host_checks};
 
 /// The maximum number of concurrent pings; further ones wait.
 const MAX_CONCURRENT_PINGS: usize = 16;
@@ -46,6 +47,7 @@ pub struct LocalNode {
     reserved_cpus: u64,
     networks: Arc<Networks>,
     pings: Arc<Semaphore>,
+    features: FeatureFacts,
     missing_features: BTreeMap<HostFeature, String>,
     mesh_nic: String,
     api_url: String,
@@ -101,8 +103,8 @@ impl LocalNode {
             archive,
             fencing_lease.clone(),
         );
-        let missing_features =
-            host_features::missing_features(&commands, missing_images, vms.missing_features());
+        let features = FeatureFacts::read(&commands, missing_images, vms.missing_kvm());
+        let missing_features = features.limits();
         for (feature, reason) in &missing_features {
             tracing::warn!(%feature, %reason, "host lacks an optional feature");
         }
@@ -126,6 +128,7 @@ impl LocalNode {
             reserved_cpus: settings.node_cpu_reservation_threads,
             networks: Arc::new(Networks::new(commands.with_own_counter(), settings)),
             pings: Arc::new(Semaphore::new(MAX_CONCURRENT_PINGS)),
+            features,
             missing_features,
             mesh_nic: settings.node_mesh_nic.clone(),
             api_url: String::new(),
@@ -197,10 +200,12 @@ impl LocalNode {
         resources.extend(facts);
         resources.extend(self.vms.resources());
         let mesh_mtu = network::mesh_mtu(self.identity.ip, &self.mesh_nic);
+        let state = StateFacts::read(&self.storage_dir, self.reserved_disk_gb, self.identity.ip);
         Ok(NodeReport {
             resources,
             process_metrics: process_metrics(process),
             limits: self.missing_features.clone(),
+            checks: host_checks::problems(&self.features, &state),
             mesh_mtu: mesh_mtu
                 .inspect_err(|error| tracing::warn!(%error, "failed to determine the MTU of the mesh"))
                 .ok(),

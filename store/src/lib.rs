@@ -71,7 +71,7 @@ pub(crate) const FAILED_LAST: &str = "CASE state WHEN 'error' THEN 1 ELSE 0 END,
 pub use error::{StoreError, TxError};
 pub(crate) use row::columns;
 pub use row::{Columns, FromRow, Read, Row, Select};
-pub use store::{Snapshot, Store, Unfenced};
+pub use store::{DatabaseFacts, Snapshot, Store, Unfenced};
 pub use time::database_time;
 pub use transaction::{
     Retry, Tx, beside_change, current_lease, dry_run, is_dry_run, run_change, run_keyed_change,

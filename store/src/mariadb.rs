@@ -38,13 +38,18 @@ async fn with_timeout<T>(
 
 impl MariaDb {
     pub(super) async fn open(url: &str) -> Result<Self, StoreError> {
-        let mariadb = Self { servers: Servers::open(url::parse(url)?).await? };
+        let mariadb = Self::connect(url).await?;
         // Names are compared by bytes, as in SQLite: no case folding, no padding.
         let sql = "ALTER DATABASE CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin";
         let active = mariadb.servers.active().await?;
         let mut conn = active.connection().await?;
         active.response(STATEMENT_TIMEOUT, conn.query_drop(sql)).await?;
         Ok(mariadb)
+    }
+
+    /// Connects without changing the database.
+    pub(super) async fn connect(url: &str) -> Result<Self, StoreError> {
+        Ok(Self { servers: Servers::open(url::parse(url)?).await? })
     }
 
     pub(super) async fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {

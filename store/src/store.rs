@@ -10,6 +10,7 @@ use crate::error::StoreError;
 use crate::membership::Membership;
 use crate::migrate::Migration;
 use crate::row::{Read, Row};
+use crate::time::NOW;
 use crate::transaction::{Tx, TxEngine};
 use crate::value::Value;
 use crate::{mariadb, migrate, params, sqlite, transaction};
@@ -17,6 +18,37 @@ use crate::{mariadb, migrate, params, sqlite, transaction};
 pub(crate) enum Engine {
     Sqlite(sqlite::Sqlite),
     MariaDb(mariadb::MariaDb),
+}
+
+/// The address of a database.
+enum DatabaseUrl<'a> {
+    Sqlite(&'a Path),
+    MariaDb(&'a str),
+}
+
+impl<'a> DatabaseUrl<'a> {
+    fn parse(url: &'a str) -> Result<Self, StoreError> {
+        if let Some(path) = url.strip_prefix("sqlite:") {
+            let path = path.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(path);
+            if path.is_empty() {
+                return Err(StoreError::Internal("sqlite: needs a path".into()));
+            }
+            return Ok(Self::Sqlite(Path::new(path)));
+        }
+        if url.starts_with("mysql:") {
+            return Ok(Self::MariaDb(url));
+        }
+        Err(StoreError::Internal("the database URL must start with sqlite: or mysql:".into()))
+    }
+}
+
+/// Facts about a database that is not open.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DatabaseFacts {
+    /// The name and the version of the engine.
+    pub version: String,
+    /// The Unix time of its clock.
+    pub time: f64,
 }
 
 /// An open and migrated database.
@@ -61,16 +93,9 @@ impl Store {
     }
 
     async fn open_unmigrated(url: &str, migrations: &'static [Migration]) -> Result<Self, StoreError> {
-        let engine = if let Some(path) = url.strip_prefix("sqlite:") {
-            let path = path.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(path);
-            if path.is_empty() {
-                return Err(StoreError::Internal("sqlite: needs a path".into()));
-            }
-            Engine::Sqlite(sqlite::Sqlite::open(Path::new(path))?)
-        } else if url.starts_with("mysql:") {
-            Engine::MariaDb(mariadb::MariaDb::open(url).await?)
-        } else {
-            return Err(StoreError::Internal("the database URL must start with sqlite: or mysql:".into()));
+        let engine = match DatabaseUrl::parse(url)? {
+            DatabaseUrl::Sqlite(path) => Engine::Sqlite(sqlite::Sqlite::open(path)?),
+            DatabaseUrl::MariaDb(url) => Engine::MariaDb(mariadb::MariaDb::open(url).await?),
         };
         Ok(Self {
             engine,
@@ -79,6 +104,27 @@ impl Store {
             migrations,
             has_held_migrations: AtomicBool::default(),
         })
+    }
+
+    /// Connects to the database at `url` without changing it, and returns its version and its time. `None` if it is a file that
+    /// does not exist yet.
+    pub async fn inspect(url: &str) -> Result<Option<DatabaseFacts>, StoreError> {
+        let (name, rows) = match DatabaseUrl::parse(url)? {
+            DatabaseUrl::Sqlite(path) if !path.exists() => return Ok(None),
+            DatabaseUrl::Sqlite(path) => {
+                let sql = format!("SELECT sqlite_version(), CAST({NOW} AS DOUBLE)");
+                ("SQLite", sqlite::Sqlite::open(path)?.query(&sql, &[])?)
+            }
+            DatabaseUrl::MariaDb(url) => {
+                let mariadb = mariadb::MariaDb::connect(url).await?;
+                let rows = mariadb.query(&format!("SELECT VERSION(), CAST({NOW} AS DOUBLE)"), &[]).await;
+                mariadb.close().await;
+                ("MariaDB", rows?)
+            }
+        };
+        let row = rows.into_iter().next().ok_or_else(|| StoreError::Internal("no row".into()))?;
+        let (version, time): (String, f64) = row.read()?;
+        Ok(Some(DatabaseFacts { version: format!("{name} {version}"), time }))
     }
 
     /// Returns the schema version of this program: the number of the last migration that it knows.
@@ -217,5 +263,36 @@ impl Read for &Snapshot<'_> {
             }
             None => self.store.query(sql, params).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_types::time::now;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn inspecting_a_database_does_not_create_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", folder.path().join("muster.db").display());
+        assert_eq!(Store::inspect(&url).await.unwrap(), None);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        Store::open(&url).await.unwrap().close().await;
+        let facts = Store::inspect(&url).await.unwrap().unwrap();
+        assert!(facts.version.starts_with("SQLite 3."), "{facts:?}");
+        assert!((facts.time - now()).abs() < 60.0, "{facts:?}");
+        assert!(Store::inspect("postgres://x").await.is_err());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn inspects_a_server() {
+        let Some(url) = muster_testing::database_url() else {
+            return muster_testing::skipped("mariadb-server");
+        };
+        let facts = Store::inspect(&url).await.unwrap().unwrap();
+        assert!(facts.version.starts_with("MariaDB 1"), "{facts:?}");
+        assert!((facts.time - now()).abs() < 60.0, "{facts:?}");
+        assert!(Store::inspect("mysql://root@127.0.0.1:9/x").await.is_err());
     }
 }

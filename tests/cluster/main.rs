@@ -8,6 +8,7 @@ mod command_output;
 mod credentials;
 mod daemon;
 mod database;
+mod doctor;
 mod federated_login;
 mod federation;
 mod galera;

@@ -14,6 +14,7 @@ pub mod event_message;
 pub mod explanation;
 pub mod fair_share;
 pub mod guest;
+pub mod host_check;
 pub mod idempotency;
 pub mod ids;
 pub mod instance;

@@ -19,6 +19,7 @@ use utoipa::ToSchema;
 
 use crate::Result;
 use crate::guest::GuestApi;
+use crate::host_check::HostCheck;
 use crate::ids::{ClusterId, InstanceId, NetworkId, NodeId, StorageId};
 use crate::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use crate::object::{Reference, string_enum};
@@ -87,6 +88,9 @@ pub struct NodeReport {
     /// The features that the host lacks, each with the reason.
     #[serde(default)]
     pub limits: BTreeMap<HostFeature, String>,
+    /// The checks of the host that did not pass.
+    #[serde(default)]
+    pub checks: Vec<HostCheck>,
     /// The MTU of the path to the other nodes.
     #[serde(default)]
     pub mesh_mtu: Option<u32>,
@@ -287,6 +291,9 @@ pub struct NodeRecord {
     /// The features that the host lacks, each with the reason.
     #[serde(default)]
     pub limits: BTreeMap<String, String>,
+    /// The checks of the host that did not pass, with what fixes them.
+    #[serde(default)]
+    pub checks: Vec<HostCheck>,
     /// Set while the node is alive but does not reach its peers. It gets no new instances then.
     #[serde(default)]
     pub degraded: Option<NodeDegradation>,

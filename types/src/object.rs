@@ -202,6 +202,7 @@ mod tests {
     use crate::claim::{ClaimState, CoverageState};
     use crate::event::EventType;
     use crate::guest::OutputName;
+    use crate::host_check::CheckState;
     use crate::instance::{ConfigDriveType, InstanceState, MachineType, PowerState, SideChannel};
     use crate::interface::InterfaceState;
     use crate::issuer::IssuerState;
@@ -232,7 +233,7 @@ mod tests {
             )+};
         }
         check! {
-            AddressType AgentOperationState ArtifactState ArtifactType BlobState ClaimState Compression
+            AddressType AgentOperationState ArtifactState ArtifactType BlobState CheckState ClaimState Compression
             ConfigDriveType CopyState CoverageState DiskBus DiskType EventType ExpiryReason HashAlgorithm HostFeature
             ImageFormat InstanceState InterfaceState IssuerState KeyState MachineType NamespaceState NetworkState
             NodeState ObjectType OperationState OperationType OutputName PowerState RuleState SchedulingStage

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{anyhow, bail};
 use clap::Subcommand;
 use muster_types::event::EventType;
+use muster_types::host_check::HostCheck;
 use muster_types::node::{EvacuationRecord, NodeRecord, NodeState};
 use muster_types::object::ObjectType;
 use muster_types::shared_storage::SharedStorageRecord;
@@ -216,6 +217,13 @@ fn shared_storage(node: &NodeRecord) -> String {
     }
 }
 
+/// Returns a check of a host that did not pass, with its fix.
+fn check(check: &HostCheck) -> (String, String) {
+    let fix = check.fix.as_ref().map(|fix| format!("; fix: {fix}")).unwrap_or_default();
+    let HostCheck { name, state, detail, affects, .. } = check;
+    (format!("{state} {name}"), format!("{detail}; affects {affects}{fix}"))
+}
+
 fn table(nodes: Vec<NodeRecord>) -> Table {
     Table::new(&["NAME", "STATE", "ADDRESS", "LAST SEEN"], &["ROLES"]).rows(nodes.into_iter().map(|node| {
         let (last_seen, roles) = (time(node.lastseen), roles(&node));
@@ -225,7 +233,10 @@ fn table(nodes: Vec<NodeRecord>) -> Table {
 
 fn details(node: NodeRecord) -> Table {
     let (fencing, roles, shared_storage) = (fencing(&node), roles(&node), shared_storage(&node));
-    let limits = node.limits.iter().map(|(limit, reason)| (format!("no {limit}"), reason.clone()));
+    let has_check = |reason: &String| node.checks.iter().any(|check| check.detail == *reason);
+    let limits = node.limits.iter().filter(|(_, reason)| !has_check(reason));
+    let limits = limits.map(|(limit, reason)| (format!("no {limit}"), reason.clone()));
+    let limits = limits.chain(node.checks.iter().map(check));
     let limits = limits.chain(node.degraded.iter().map(|degraded| {
         ("degraded".to_owned(), format!("{} (since {})", degraded.reason, format_utc(degraded.since)))
     }));
@@ -299,6 +310,17 @@ mod tests {
             text.contains("last seen      never\nstarted        never\nepoch          0\n")
                 && text.contains("clock skew     0.000 s\n")
                 && text.contains("metadata rack  b\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn shows_failed_checks_instead_of_limits_with_the_same_reason() {
+        let check = HostCheck::failed("tun", "guests", "needs /dev/net/tun").with_fix("modprobe tun");
+        let text = details(NodeRecord { checks: vec![check], ..example(0.0) }).render(None);
+        assert!(
+            text.contains("failed tun     needs /dev/net/tun; affects guests; fix: modprobe tun\n")
+                && !text.contains("no taps  "),
             "{text}"
         );
     }

@@ -211,6 +211,7 @@ fn to_record(row: NodeRow, attributes: ObjectAttributes, leases: &[Lease]) -> No
         epoch: row.epoch,
         started: row.started,
         limits: limits.chain(storage_problem).collect(),
+        checks: row.report.checks,
         degraded: row.report.degraded,
         cordon: row.cordon,
         fencing_lease: row.report.instance_fencing_lease.or(row.report.fencing_lease),

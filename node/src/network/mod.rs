@@ -22,6 +22,7 @@ mod dnsmasq_process;
 mod egress;
 #[cfg(test)]
 mod fixtures;
+mod forward_drop;
 mod gate;
 mod gratuitous_arp;
 mod host_table;
@@ -49,6 +50,7 @@ use muster_types::{Error, Result};
 use parking_lot::Mutex;
 
 use self::changes::{HostContext, has_egress};
+pub(crate) use self::forward_drop::{ForwardDrop, forward_drop};
 use self::gate::GateConfig;
 use self::names::NetworkNames;
 use self::netlink::NetlinkSocket;
@@ -288,15 +290,22 @@ impl Networks {
 /// Returns the MTU towards the other nodes: that of the device with this address, or else of the device with this
 /// name, or else Ethernet's.
 pub(crate) fn mesh_mtu(address: Ipv4Addr, nic: &str) -> Result<u32> {
+    let found = device_with(address)?;
+    if let Some((_, mtu)) = found {
+        return Ok(mtu);
+    }
+    let link = observed::link(&mut NetlinkSocket::route()?, nic)?;
+    Ok(link.map_or(DEFAULT_MTU, |link| link.mtu))
+}
+
+/// Returns the name and the MTU of the device with this address.
+pub(crate) fn device_with(address: Ipv4Addr) -> Result<Option<(String, u32)>> {
     let mut socket = NetlinkSocket::route()?;
     let addresses = observed::addresses(&mut socket)?;
     let index = addresses.iter().find(|(_, found, _)| *found == address).map(|(index, _, _)| *index);
     let links = observed::links(&mut socket)?;
-    let link = links
-        .iter()
-        .find(|link| Some(link.index) == index)
-        .or_else(|| links.iter().find(|link| link.name == nic));
-    Ok(link.map_or(DEFAULT_MTU, |link| link.mtu))
+    let link = links.into_iter().find(|link| Some(link.index) == index);
+    Ok(link.map(|link| (link.name, link.mtu)))
 }
 
 /// Returns a feature that networks need and the kernel lacks. It is probed in an unnamed namespace that ends with the

@@ -13,8 +13,8 @@ use nix::libc;
 use super::netlink::{NetlinkRequest, NetlinkSocket, NfGenMsg, attributes_after, malformed, read_string};
 
 const GET_TABLE: u16 = message_type(libc::NFT_MSG_GETTABLE);
-const GET_CHAIN: u16 = message_type(libc::NFT_MSG_GETCHAIN);
-const GET_RULE: u16 = message_type(libc::NFT_MSG_GETRULE);
+pub(crate) const GET_CHAIN: u16 = message_type(libc::NFT_MSG_GETCHAIN);
+pub(crate) const GET_RULE: u16 = message_type(libc::NFT_MSG_GETRULE);
 const GET_GENERATION: u16 = message_type(libc::NFT_MSG_GETGEN);
 
 // Attribute types from `linux/netfilter/nf_tables.h`.

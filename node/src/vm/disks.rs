@@ -27,7 +27,7 @@ use crate::image::qcow2_writer::{self, BackingFile};
 use crate::storage::FileStorage;
 
 /// The directory of the firmware package, with the NVRAM templates.
-pub(super) const FIRMWARE_DIR: &str = "/usr/share/OVMF";
+pub(crate) const FIRMWARE_DIR: &str = "/usr/share/OVMF";
 
 /// The maximum size of an NVRAM, larger than that of any firmware.
 const MAX_NVRAM_SIZE: u64 = 16 << 20;

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use muster_types::ids::InstanceId;
 use muster_types::instance::FencingPolicy;
-use muster_types::node::HostFeature;
 use muster_types::vm::{VmPlan, VmPower};
 use muster_types::{Error, Result};
 use parking_lot::Mutex;
@@ -69,8 +68,9 @@ pub(super) struct Hypervisor {
     /// The path of QEMU, or why it is missing.
     qemu: Result<PathBuf, String>,
     pub(super) commands: Arc<Commands>,
-    pub(super) missing_features: Vec<(HostFeature, String)>,
     pub(super) kvm: bool,
+    /// Why guests cannot run under KVM, if so.
+    pub(super) missing_kvm: Option<String>,
     /// Whether this process runs as root, so that each VM can have its own user.
     pub(super) is_root: bool,
     /// The name and the address of the node.
@@ -109,21 +109,14 @@ impl Hypervisor {
             let tool = Tool::QemuSystem;
             format!("VMs need the program {} (Debian package {})", tool.name(), tool.package())
         });
-        let missing_qemu = qemu.as_ref().err().cloned();
-        let kvm = kvm::probe();
-        let missing_kvm =
-            kvm.as_ref().err().map(|reason| format!("VMs are emulated, which is slow: {reason}"));
-        let missing_features = [(HostFeature::Vms, missing_qemu), (HostFeature::Kvm, missing_kvm)];
+        let missing_kvm = kvm::probe().err();
         Self {
             storage_dir: storage_dir.to_owned(),
             storage,
             qemu,
             commands: Arc::new(commands.with_own_counter()),
-            missing_features: missing_features
-                .into_iter()
-                .filter_map(|(feature, reason)| Some((feature, reason?)))
-                .collect(),
-            kvm: kvm.is_ok(),
+            kvm: missing_kvm.is_none(),
+            missing_kvm,
             is_root: nix::unistd::geteuid().is_root(),
             name: node.name.to_owned(),
             ip: node.ip.to_string(),

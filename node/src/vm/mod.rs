@@ -49,7 +49,7 @@ use muster_types::key::Secret;
 use muster_types::migration::{
     IncomingState, MigrationConnection, MigrationDriver, MigrationMode, MigrationSettings,
 };
-use muster_types::node::{HostFeature, NodeFuture};
+use muster_types::node::NodeFuture;
 use muster_types::replica::{ReplicaCopy, ReplicaDriver};
 use muster_types::storage::Draft;
 use muster_types::vm::{
@@ -60,8 +60,10 @@ use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
 pub(crate) use self::console_archive::ConsoleArchive;
+pub(crate) use self::disks::FIRMWARE_DIR;
 use self::hypervisor::{Hypervisor, blocking};
 pub(crate) use self::hypervisor::{NodeAddress, has_self_fencing};
+pub(crate) use self::kvm::probe as probe_kvm;
 use self::lifecycle::Vm;
 use self::replica_store::ReplicaStore;
 use self::start::StartMode;
@@ -114,9 +116,9 @@ impl LocalVms {
         self.hypervisor.recovered().await;
     }
 
-    /// Returns the features that the host lacks for VMs, each with the reason.
-    pub(crate) fn missing_features(&self) -> &[(HostFeature, String)] {
-        &self.hypervisor.missing_features
+    /// Returns why guests cannot run under KVM, if so.
+    pub(crate) fn missing_kvm(&self) -> Option<&str> {
+        self.hypervisor.missing_kvm.as_deref()
     }
 
     /// Returns the identity that viewers verify, or `None` if this host cannot run VMs.

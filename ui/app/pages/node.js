@@ -43,6 +43,25 @@ function Cordon({ node, count }) {
   `;
 }
 
+/** Returns what the host lacks: the checks that did not pass with what fixes them, and the other limits. */
+const limits = ({ checks = [], limits = {} }) => [
+  ...Object.entries(limits).filter(([, reason]) => !checks.some((check) => check.detail === reason)),
+  ...checks.map(({ name, detail, affects, fix }) => [
+    name,
+    html`
+      ${detail}
+      <p class="hint">${`Affects ${affects}.`}</p>
+      ${
+        fix
+          ? html`
+              <code>${fix}</code>
+            `
+          : null
+      }
+    `,
+  ]),
+];
+
 export default function Node({ route }) {
   const reference = route.parts[1];
   const path = `/nodes/${seg(reference)}`;
@@ -207,9 +226,9 @@ export default function Node({ route }) {
             : null
         }
         ${
-          Object.keys(node.limits ?? {}).length
+          limits(node).length
             ? html`
-                <${Panel} title="Limits of the host"><${Facts} rows=${Object.entries(node.limits)} /><//>
+                <${Panel} title="Limits of the host"><${Facts} rows=${limits(node)} /><//>
               `
             : null
         }
