@@ -2,7 +2,7 @@
 
 PACKAGES_IMAGE = build-essential qemu-utils e2fsprogs fdisk mtools syslinux cpio xz-utils
 PACKAGES_BUILD = libsqlite3-dev pkg-config
-PACKAGES_RUN   = $(PACKAGES_BUILD) iproute2 nftables dnsmasq-base iputils-ping qemu-system-x86 ovmf qemu-system-modules-spice? $(PACKAGES_IMAGE)
+PACKAGES_RUN   = $(PACKAGES_BUILD) iproute2 nftables dnsmasq-base iputils-ping passt qemu-system-x86 ovmf qemu-system-modules-spice? $(PACKAGES_IMAGE)
 PACKAGES_TEST  = $(PACKAGES_RUN) mariadb-server python3-venv busybox/busybox tcpdump procps xorriso openssl curl jq faketime galera-4 rsync lsof chromium
 AGENT_TARGET   = x86_64-unknown-linux-gnu
 DATA_DIR      ?=

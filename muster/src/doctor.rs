@@ -8,9 +8,10 @@ use muster_store::{DatabaseFacts, Store, StoreError};
 use muster_types::host_check::{CheckState, HostCheck};
 use muster_types::settings::{Settings, mask_password};
 use muster_types::time::now;
+use nix::unistd::geteuid;
 
-use crate::config;
 use crate::serve::database_url;
+use crate::{config, rootless};
 
 /// The skew of the clock above which the daemon records warnings, in seconds.
 const CLOCK_WARNING: f64 = 1.0;
@@ -46,6 +47,16 @@ pub(crate) async fn run(arguments: Arguments, as_json: bool) -> anyhow::Result<E
 async fn checks(settings: &Settings, data: &Path) -> anyhow::Result<Vec<HostCheck>> {
     let (owned, storage) = (settings.clone(), existing_dir(&storage_dir(settings, data)));
     let mut checks = tokio::task::spawn_blocking(move || muster_node::check_host(&owned, &storage)).await?;
+    if !geteuid().is_root() {
+        let rootless = rootless::checks().await?;
+        if rootless.iter().all(|check| check.state == CheckState::Passed) {
+            checks.iter_mut().filter(|check| check.name == "capabilities").for_each(|check| {
+                let detail = "not root, so `muster up` runs the cluster in its own namespaces";
+                *check = HostCheck::passed(&check.name, &check.affects, detail);
+            });
+        }
+        checks.extend(rootless);
+    }
     let url = database_url(settings, data);
     let before = now();
     let found = Store::inspect(url.expose()).await;

@@ -3,12 +3,17 @@
 mod config;
 mod database;
 mod doctor;
+mod down;
+mod forward;
 mod logging;
 mod memory;
 mod metrics;
 mod node_port;
+mod rootless;
+mod running;
 mod serve;
 mod state;
+mod up;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -30,6 +35,15 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Start a single-node cluster on this host, as root or not
+    Up(up::Arguments),
+    /// Stop the cluster that `up` started
+    Down(down::Arguments),
+    /// Make an address in the network of a cluster without root reachable at a port of this host
+    Forward(forward::Arguments),
+    /// Run a daemon in its own namespaces
+    #[command(hide = true)]
+    Rootless(rootless::Arguments),
     /// Run this host as a node of a cluster, or as a single-node cluster
     Serve(serve::Arguments),
     /// Check whether this host can run a node, and print what fixes it
@@ -113,13 +127,18 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
     let is_adoption =
         matches!(cli.command, Command::Client(ClientCommand::Node(node::Command::Adopt { .. })));
-    if is_adoption || matches!(cli.command, Command::Serve(_) | Command::Db(_)) {
+    let is_daemon = matches!(cli.command, Command::Up(_) | Command::Rootless(_) | Command::Serve(_));
+    if is_adoption || is_daemon || matches!(cli.command, Command::Db(_)) {
         // Files of the daemon are accessible only to its own user.
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     }
     if let Command::Config(arguments) = &cli.command {
         return config::show(arguments, cli.options.format() == muster_client::Format::Json)
             .map(|()| ExitCode::SUCCESS);
+    }
+    // Before there are threads, because only a process with one thread can create a user namespace.
+    if let Command::Rootless(arguments) = &cli.command {
+        return rootless::run(arguments);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -128,11 +147,14 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 adopt(&data_dir, moved).await?;
             }
             Command::Client(command) => return muster_client::run(command, cli.options).await,
-            Command::Doctor(arguments) => return doctor::run(arguments, cli.options.json).await,
+            Command::Up(arguments) => return up::run(arguments).await,
+            Command::Down(arguments) => down::run(arguments).await?,
+            Command::Forward(arguments) => forward::run(arguments).await?,
+            Command::Doctor(arguments) => return doctor::run(arguments, cli.options.format() == muster_client::Format::Json).await,
             Command::Serve(arguments) => serve::run(arguments).await?,
             Command::Db(command) => database::run(command).await?,
             Command::Complete { words } => print(complete(&words).await.as_bytes())?,
-            Command::Config(_) | Command::Completion { .. } => {}
+            Command::Config(_) | Command::Completion { .. } | Command::Rootless(_) => {}
         }
         Ok(ExitCode::SUCCESS)
     })

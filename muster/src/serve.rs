@@ -1,7 +1,9 @@
 //! `muster serve`: starts the parts of the daemon, and stops them in order.
 
+use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -36,6 +38,9 @@ pub(crate) struct Arguments {
     /// Address to serve the API on [default: 127.0.0.1 with the port API_PORT]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
+    /// Serve the API on the listening socket that is standard input
+    #[arg(long, hide = true, conflicts_with = "listen")]
+    listen_stdin: bool,
     /// Run this many simulated nodes instead of this host; needs neither root nor QEMU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     simulate: Option<u16>,
@@ -122,11 +127,22 @@ pub(crate) async fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
+/// Takes the listening socket that is standard input, which is closed.
+fn inherited_socket() -> anyhow::Result<TcpListener> {
+    let socket = std::net::TcpListener::from(io::stdin().as_fd().try_clone_to_owned()?);
+    nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
+    socket.set_nonblocking(true)?;
+    Ok(TcpListener::from_std(socket)?)
+}
+
 /// Starts all parts in order.
 async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemon> {
     let tls = load_tls(&settings)?;
     let listen = arguments.listen.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, settings.api_port).into());
-    let socket = bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+    let socket = match arguments.listen_stdin {
+        true => inherited_socket().context("standard input")?,
+        false => bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?,
+    };
     let address = socket.local_addr()?;
     let data = DataDir::open(&arguments.data_dir).await?;
 
@@ -444,7 +460,7 @@ pub(crate) fn database_url(settings: &Settings, data: &Path) -> Secret {
 }
 
 /// Returns the address at which this host reaches the API.
-fn local_address(address: SocketAddr) -> SocketAddr {
+pub(crate) fn local_address(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
     }

@@ -16,6 +16,7 @@ mod network;
 mod replica_messages;
 mod sim;
 mod storage;
+mod user_ids;
 mod vm;
 mod vm_socket;
 

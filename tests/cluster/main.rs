@@ -21,6 +21,7 @@ mod kill;
 mod multi_node;
 mod readme;
 mod released_client;
+mod up;
 
 use std::path::Path;
 use std::time::Duration;

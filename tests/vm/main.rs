@@ -16,6 +16,7 @@ mod migration_power_loss;
 mod multi_host;
 mod network;
 mod replicas;
+mod rootless;
 mod screenshot;
 mod shared_storage;
 mod upgrade;

@@ -30,6 +30,7 @@ use nix::unistd::{Gid, Uid, User};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::command::wait_readable;
+use crate::user_ids;
 
 /// How often cancellation and timeout of a running program are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -103,7 +104,7 @@ impl Sandbox {
             Self { identity: Identity::SwitchTo(found.uid, found.gid) }.probed()
         };
         let same_user = || Self { identity: Identity::Keep(uid, gid) }.probed();
-        if uid.is_root() { switch_user() } else { same_user() }
+        if user_ids::can_switch() { switch_user() } else { same_user() }
     }
 
     fn probed(self) -> Result<Self, String> {

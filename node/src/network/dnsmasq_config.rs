@@ -62,9 +62,11 @@ fn settings(
          no-hosts\nno-resolv\nbogus-priv\ndomain-needed\nquiet-dhcp\n",
         plan.id, names.veth_inner
     );
-    if let Some(user) = user {
-        let _ = writeln!(text, "user={user}");
-    }
+    // Without a value, dnsmasq keeps its user and its groups.
+    let _ = match user {
+        Some(user) => writeln!(text, "user={user}"),
+        None => writeln!(text, "user=\ngroup="),
+    };
     if let Some(domain) = domain {
         let _ = write!(text, "domain={domain}\nexpand-hosts\nlocal=/{domain}/\n");
     }
@@ -169,6 +171,14 @@ mod tests {
         }
         assert_eq!(config.leases, "02:00:00:00:00:02,10.0.0.2,web\n");
         assert_eq!(config.hosts, "10.0.0.2 web\n10.0.0.9 printer\n");
+    }
+
+    #[test]
+    fn keeps_its_user_and_groups_without_another_user() {
+        let plan =
+            muster_types::network::NetworkPlan { router: Some(fixtures::router()), ..fixtures::plan() };
+        let config = build(&plan, &NetworkNames::new(plan.vxid), Path::new("/run/n"), 7, None).unwrap();
+        assert!(config.settings.contains("\nuser=\ngroup=\n"), "{}", config.settings);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::dnsmasq_config::{DnsmasqConfig, HOSTS_FILE, LEASES_FILE, PID_FILE};
 use super::namespace;
 use super::nftables::fingerprint;
 use crate::command::{COMMAND_TIMEOUT, Commands, Tool, wait_readable};
+use crate::user_ids;
 
 /// The time that a process gets to exit after SIGTERM, and again after SIGKILL.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -272,11 +273,11 @@ fn write_config(dir: &Path, config: &DnsmasqConfig) -> Result<()> {
     replace(dir, HOSTS_FILE, &config.hosts, reader)
 }
 
-/// Returns the user that dnsmasq runs as, or `None` if the host has none and it keeps running as root.
+/// Returns the user that dnsmasq runs as, or `None` if there is no other one and it keeps running as ours.
 pub(crate) fn dnsmasq_user() -> Option<&'static User> {
     static USER: OnceLock<Option<User>> = OnceLock::new();
     let find = || ["dnsmasq", "nobody"].iter().find_map(|name| User::from_name(name).ok().flatten());
-    USER.get_or_init(find).as_ref()
+    USER.get_or_init(|| user_ids::can_switch().then(find).flatten()).as_ref()
 }
 
 /// Replaces a file, which only root can read, atomically.

@@ -29,9 +29,9 @@ use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
 use crate::console_connections::ConsoleConnectionLog;
 use crate::fencing::FencingLease;
 use crate::guest::GuestRegistry;
-use crate::host;
 use crate::lost_found::LostFound;
 use crate::storage::FileStorage;
+use crate::{host, user_ids};
 
 /// The directory in the storage directory that contains the directories of the VMs.
 const VMS_DIR: &str = "machines";
@@ -71,8 +71,8 @@ pub(super) struct Hypervisor {
     pub(super) kvm: bool,
     /// Why guests cannot run under KVM, if so.
     pub(super) missing_kvm: Option<String>,
-    /// Whether this process runs as root, so that each VM can have its own user.
-    pub(super) is_root: bool,
+    /// Whether each VM can have its own user.
+    pub(super) has_vm_users: bool,
     /// The name and the address of the node.
     name: String,
     ip: String,
@@ -117,7 +117,7 @@ impl Hypervisor {
             commands: Arc::new(commands.with_own_counter()),
             kvm: missing_kvm.is_none(),
             missing_kvm,
-            is_root: nix::unistd::geteuid().is_root(),
+            has_vm_users: user_ids::can_switch(),
             name: node.name.to_owned(),
             ip: node.ip.to_string(),
             console_access: ConsoleAccess {

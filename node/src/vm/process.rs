@@ -142,14 +142,15 @@ pub(super) fn write_pid(file: RawFd, mut pid: u32) -> Result<(), Errno> {
 }
 
 fn drop_privileges(credentials: Option<Credentials>) -> Result<(), Errno> {
-    if let Some(Credentials { uid, gid, kvm_gid }) = credentials {
-        // There are at most 64 capabilities; dropping fails at the first that does not exist, or without the privilege.
-        for capability in 0..64 {
-            // SAFETY: takes integers only.
-            if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability as libc::c_ulong, 0, 0, 0) } != 0 {
-                break;
-            }
+    // There are at most 64 capabilities; dropping fails at the first that does not exist, or without the privilege. Root of a
+    // user namespace that keeps its id loses them when it executes QEMU.
+    for capability in 0..64 {
+        // SAFETY: takes integers only.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability as libc::c_ulong, 0, 0, 0) } != 0 {
+            break;
         }
+    }
+    if let Some(Credentials { uid, gid, kvm_gid }) = credentials {
         // Raw system calls, because the wrappers of libc synchronize with other threads.
         let groups = kvm_gid.map(|gid| [gid]);
         let (count, list) = groups.as_ref().map_or((0, std::ptr::null()), |list| (1, list.as_ptr()));

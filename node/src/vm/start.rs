@@ -31,10 +31,8 @@ use super::vm_dir::{VmDir, VmExit, VmRecord, file};
 use super::vsock::Vsock;
 use super::{backup_job, cgroup, config_drive, migration_incoming, vsock, watchdog};
 use crate::files::io_error;
+use crate::user_ids::FIRST_VM_UID;
 use crate::vm_socket;
-
-/// The user ID of a VM is this plus its console port, which is unique on a node. See docs/decisions/0020.
-const FIRST_UID: u32 = 1_900_000_000;
 
 /// How long QEMU may take to answer. Many concurrent starts on a small host are slow.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -170,8 +168,8 @@ fn start_error(error: Error, exit: ProcessExit, log: Option<&str>) -> Error {
 fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan, mode: StartMode) -> Result<SpawnedVm> {
     let qemu = hypervisor.require_qemu()?;
     hypervisor.device_models()?.check(plan)?;
-    let credentials = hypervisor.is_root.then(|| {
-        let id = FIRST_UID + u32::from(plan.ports.console);
+    let credentials = hypervisor.has_vm_users.then(|| {
+        let id = FIRST_VM_UID + u32::from(plan.ports.console);
         Credentials { uid: id, gid: id, kvm_gid: hypervisor.kvm.then(kvm_gid).flatten() }
     });
     let uid = credentials.map(|credentials| credentials.uid);

@@ -16,6 +16,6 @@ pub use hosts::{
 };
 pub use in_process::{ApiResponse, Cluster, ORIGIN, caller, seed, wait_for};
 pub use vms::{
-    cgroups, enter_vm_namespaces, list_resources, publish_image, qemu_processes, single_vm_host, vm_hosts,
-    vm_hosts_with_program, vm_settings, wait_until_no_operations, wait_until_released,
+    cgroups, enter_vm_namespaces, list_resources, publish_image, qemu_processes, single_vm_host, tiny_image,
+    vm_hosts, vm_hosts_with_program, vm_settings, wait_until_no_operations, wait_until_released,
 };

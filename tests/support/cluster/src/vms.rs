@@ -29,7 +29,8 @@ pub fn enter_vm_namespaces(test: &str) -> bool {
 }
 
 /// Returns the path of the tiny image, which `make image` builds.
-pub(crate) fn tiny_image() -> PathBuf {
+#[must_use]
+pub fn tiny_image() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target/image/tiny.qcow2")
 }
 
