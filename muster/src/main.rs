@@ -150,7 +150,9 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Command::Up(arguments) => return up::run(arguments).await,
             Command::Down(arguments) => down::run(arguments).await?,
             Command::Forward(arguments) => forward::run(arguments).await?,
-            Command::Doctor(arguments) => return doctor::run(arguments, cli.options.format() == muster_client::Format::Json).await,
+            Command::Doctor(arguments) => {
+                return doctor::run(arguments, cli.options.format() == muster_client::Format::Json).await;
+            }
             Command::Serve(arguments) => serve::run(arguments).await?,
             Command::Db(command) => database::run(command).await?,
             Command::Complete { words } => print(complete(&words).await.as_bytes())?,

@@ -97,6 +97,8 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &["muster db copy --from sqlite:/var/lib/muster/muster.db --to mysql://user:password@host/name"],
     ),
     ("db recover-key", &["muster db recover-key --data-dir /var/lib/muster"]),
+    ("doctor", &["muster doctor", "muster doctor --data-dir /srv/muster -o json"]),
+    ("down", &["muster down", "muster down --guests"]),
     ("events", &["muster events --follow", "muster events instance web --limit 20"]),
     ("events artifact", &["muster events artifact tiny"]),
     ("events blob", &["muster events blob 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01"]),
@@ -119,6 +121,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "muster exec web -it --wait 60 -- sh",
         ],
     ),
+    ("forward", &["muster forward 8080 192.168.20.5:80"]),
     ("instance cancel-migration", &["muster instance cancel-migration web"]),
     (
         "instance create",
@@ -308,6 +311,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("trust list", &["muster trust list ci"]),
     ("trust remove", &["muster trust remove ci other"]),
     ("ui", &["muster ui"]),
+    ("up", &["muster up", "muster up --background", "muster up --demo"]),
     (
         "webhook create",
         &["muster webhook create ci chat https://hooks.example --event-type status --object-type instance"],
@@ -386,7 +390,8 @@ mod tests {
     use super::*;
 
     /// The commands of the executable, which are not defined in this crate.
-    const OTHER_COMMANDS: [&str; 5] = ["completion", "config", "db copy", "db recover-key", "serve"];
+    const OTHER_COMMANDS: [&str; 9] =
+        ["completion", "config", "db copy", "db recover-key", "doctor", "down", "forward", "serve", "up"];
 
     /// Splits a command line as a shell does, with single quotes only.
     fn split(line: &str) -> Vec<String> {
