@@ -17,8 +17,7 @@ use crate::running::ClusterDir;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Runs until it is interrupted or the cluster stops. A cluster that runs as root needs no forwarding: its floating \
-                  addresses are reachable from the host.\n\nExamples:\n  muster forward 8022 192.168.20.5:22\n  \
-                  muster forward 0.0.0.0:8080 192.168.20.5:80"
+                  addresses are reachable from the host."
 )]
 pub(crate) struct Arguments {
     /// Port of this host, on 127.0.0.1 unless an address is given; 0 chooses a free one

@@ -33,8 +33,7 @@ const POLL_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "As root, the cluster uses the network of this host. As another user, it runs in its own user, network and mount \
-                  namespaces, with pasta (Debian package passt) as its uplink: see `muster doctor` for what that needs.\n\n\
-                  Examples:\n  muster up --background\n  muster up --demo\n  muster up --simulate 3 --data-dir /tmp/simulated"
+                  namespaces, with pasta (Debian package passt) as its uplink: see `muster doctor` for what that needs."
 )]
 pub(crate) struct Arguments {
     /// Return when the API is ready; the log goes to muster.log in the data directory

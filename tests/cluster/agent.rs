@@ -187,16 +187,16 @@ fn cp_preserves_content_and_mode() {
     fixture.ok(&["cp", text(&empty), "web:/tmp/empty"]);
     assert_eq!(fixture.run(&["cp", "web:/tmp/empty", "-"]).stdout, b"");
 
-    for (arguments, expected) in [
-        (["cp", "web:/absent", text(&directory)], "No such file or directory: /absent"),
-        (["cp", text(&directory), "web:/tmp/x"], "is a directory"),
-        (["cp", "web:/a", "web:/b"], "both files are in guests"),
-        (["cp", text(&source), "absent:/tmp/x"], "instance not found"),
+    for (arguments, code, expected) in [
+        (["cp", "web:/absent", text(&directory)], 1, "No such file or directory: /absent"),
+        (["cp", text(&directory), "web:/tmp/x"], 1, "is a directory"),
+        (["cp", "web:/a", "web:/b"], 1, "both files are in guests"),
+        (["cp", text(&source), "absent:/tmp/x"], 4, "instance not found"),
     ] {
         let output = fixture.run(&arguments);
         assert_eq!(
             (output.code, output.stderr_text.contains(expected)),
-            (1, true),
+            (code, true),
             "{arguments:?}: {}",
             output.stderr_text
         );

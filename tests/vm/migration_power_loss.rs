@@ -64,12 +64,20 @@ impl PowerLoss {
         let host = self.cluster.host(source);
         let is_slow = matches!(phase, Phase::Disks | Phase::Memory);
         let limit = is_slow.then_some(8);
-        if phase == Phase::Requested {
-            self.cluster.host(target).freeze();
-        }
         let body = json!({ "target": format!("m{target}"), "bandwidth_limit_mbps": limit });
-        let (status, operation) = host.call(Method::POST, &self.web.path("/migrate"), Some(body));
-        assert_eq!(status, 202, "{operation}");
+        let operation = wait_for("the target to be a candidate", TIMEOUT, || {
+            if phase == Phase::Requested {
+                self.cluster.host(target).freeze();
+            }
+            let (status, operation) = host.call(Method::POST, &self.web.path("/migrate"), Some(body.clone()));
+            if status == 507 {
+                // On a busy host its last check-in may be too old.
+                self.cluster.host(target).unfreeze();
+                return None;
+            }
+            assert_eq!(status, 202, "{operation}");
+            Some(operation)
+        });
         let path = format!("/clusteroperations/node_inst_op/{}", operation["uuid"].as_str().unwrap());
         match phase {
             Phase::Requested => {}

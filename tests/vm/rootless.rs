@@ -168,7 +168,8 @@ fn unprivileged_user_runs_guests_and_leaves_nothing() {
     let interface = |name: &str| cluster.json(&format!("instance interfaces {name}"))[0].clone();
     let (one, two) = (interface("one"), interface("two"));
     // The guests reach each other by address and by name.
-    cluster.muster(&format!("exec one --wait 240 -- ping -c 3 -W 5 {}", two["ipv4"].as_str().unwrap()));
+    cluster.muster("exec two --wait 240 -- true");
+    cluster.muster(&format!("exec one --wait 240 -- ping -c 10 -W 5 {}", two["ipv4"].as_str().unwrap()));
     cluster.muster(&format!("exec two --wait 240 -- ping -c 3 -W 5 {}", one["ipv4"].as_str().unwrap()));
     cluster.muster("exec one --wait 240 -- ping -c 3 -W 5 two");
     // They reach a server outside by its name, which the name server of the host knows.

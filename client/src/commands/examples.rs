@@ -121,7 +121,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "muster exec web -it --wait 60 -- sh",
         ],
     ),
-    ("forward", &["muster forward 8080 192.168.20.5:80"]),
+    ("forward", &["muster forward 8022 192.168.20.5:22", "muster forward 0.0.0.0:8080 192.168.20.5:80"]),
     ("instance cancel-migration", &["muster instance cancel-migration web"]),
     (
         "instance create",
@@ -311,7 +311,10 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("trust list", &["muster trust list ci"]),
     ("trust remove", &["muster trust remove ci other"]),
     ("ui", &["muster ui"]),
-    ("up", &["muster up", "muster up --background", "muster up --demo"]),
+    (
+        "up",
+        &["muster up --background", "muster up --demo", "muster up --simulate 3 --data-dir /tmp/simulated"],
+    ),
     (
         "webhook create",
         &["muster webhook create ci chat https://hooks.example --event-type status --object-type instance"],
