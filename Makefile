@@ -34,8 +34,7 @@ run: packages-run             ## a single-node cluster, in the foreground; the a
 test: packages-test image     ## every test; most of them wait for other processes, hence two per processor
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(( $$(nproc) * 2 ))} cargo test --locked --workspace
 
-test-faults: packages-test image  ## 200 rounds of faults, and migrations in every phase; MUSTER_FAULT_SEED repeats a run
-	MUSTER_TEST_REQUIRE_ALL=1 cargo test --locked -p muster --test vm -- --ignored --nocapture migration_power_loss
+test-faults: packages-test image  ## 200 rounds of faults; MUSTER_FAULT_SEED repeats a run
 	MUSTER_FAULT_ROUNDS=$${MUSTER_FAULT_ROUNDS:-200} MUSTER_TEST_REQUIRE_ALL=1 cargo test --locked -p muster --test faults -- --nocapture
 
 test-upgrade: packages-test image  ## a rolling upgrade of three hosts from the previous build, which it builds from the git history
