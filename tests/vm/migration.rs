@@ -29,13 +29,35 @@ fn wait_until_ended(host: &Host, operation: &str) -> Value {
     })
 }
 
-/// Migrates an instance, and returns its record.
+/// Migrates an instance, and returns its record. On a busy host, a connection may time out; then the guest must still run on
+/// the source, and the migration is repeated.
 fn migrate(host: &Host, instance: &Instance, node: &str) -> Value {
-    let operation = wait_until_ended(host, &request(host, instance, json!({ "target": node })));
-    assert_eq!(operation["state"], "complete", "{operation:#}\n{}", host.log());
-    let record = instance.record(host);
-    assert_eq!(record["node"], node, "{record}");
-    record
+    let before = instance.record(host);
+    for _ in 0..3 {
+        let operation = wait_until_ended(host, &request(host, instance, json!({ "target": node })));
+        let record = instance.record(host);
+        if operation["state"] == "complete" {
+            assert_eq!(record["node"], node, "{record}");
+            return record;
+        }
+        println!("{operation:#}\n{}", host.log());
+        assert_eq!((&record["node"], &record["power_state"]), (&before["node"], &before["power_state"]));
+    }
+    panic!("no migration succeeds");
+}
+
+/// Waits until the peer has received another 20 lines from the guest, and asserts that none is missing.
+fn assert_connected(peer_console: &mut Console, console: &mut Console) {
+    let counted = peer_console.run("wc -l </tmp/received");
+    let enough = format!("[ $(wc -l </tmp/received) -gt $(({} + 20)) ]", counted.trim());
+    // The other end of the connection must not wait for ever.
+    peer_console.run(&format!("until {enough} || ! pidof nc >/dev/null; do usleep 50000; done"));
+    if peer_console.run(&format!("{enough} && echo enough")).trim() != "enough" {
+        panic!("the connection ended: {}", console.run("cat /tmp/ended; dmesg | tail -n 20; ps"));
+    }
+    let complete = "n=$(wc -l </tmp/received); [ \"$(seq 1 $n | md5sum)\" = \"$(head -n $n /tmp/received | md5sum)\" ] \
+                    && echo complete";
+    assert_eq!(peer_console.run(complete).trim(), "complete");
 }
 
 /// Starts a migration that takes long, and waits until it copies memory. Returns the path of its operation.
@@ -108,9 +130,10 @@ fn guest_keeps_its_memory_disk_address_and_connections() {
     peer_console.run_until(&format!("ping -c 1 -W 5 {address} >/dev/null"));
 
     // It counts in memory, on its disk, and over a TCP connection.
-    let count = "(n=0; while true; do n=$((n+1)); echo $n; echo $n >/root/count; usleep 50000; done | nc -l -p 5000) \
-                 >/dev/null 2>&1 & true";
+    let count = "(n=0; while true; do n=$((n+1)); echo $n; echo $n >/root/count; usleep 50000 || echo usleep $? >>/tmp/ended; done \
+                 2>>/tmp/ended | nc -l -p 5000 2>>/tmp/ended; echo nc $? >>/tmp/ended) >/dev/null 2>&1 & true";
     console.run(count);
+    console.run_until("netstat -ltn | grep -q ':5000 '");
     peer_console.run(&format!("(sleep 100000 | nc {address} 5000 >/tmp/received) >/dev/null 2>&1 & true"));
     peer_console.run_until("[ -s /tmp/received ]");
     console
@@ -126,14 +149,10 @@ fn guest_keeps_its_memory_disk_address_and_connections() {
     for field in ["uuid", "name", "interfaces", "power_state", "disks"] {
         assert_eq!(moved[field], before[field], "{field}");
     }
-    assert_eq!(moved["generation"], 2);
+    assert!(moved["generation"].as_i64() > before["generation"].as_i64());
     assert!(!web.vm_dir(&cluster, 1).exists());
-    let counted = peer_console.run("wc -l </tmp/received");
-    peer_console.run_until(&format!("[ $(wc -l </tmp/received) -gt $(({} + 20)) ]", counted.trim()));
-    let received = "n=$(wc -l </tmp/received); [ \"$(seq 1 $n | md5sum)\" = \"$(head -n $n /tmp/received | md5sum)\" ] \
-                    && echo complete";
-    assert_eq!(peer_console.run(received).trim(), "complete");
     let mut console = web.console(second);
+    assert_connected(&mut peer_console, &mut console);
     assert_eq!(console.run("cat /proc/sys/kernel/random/boot_id"), boot, "it did not reboot");
     // The data is read from the disk of the second host.
     assert_eq!(console.run(read_disk), sum);
@@ -158,10 +177,9 @@ fn guest_keeps_its_memory_disk_address_and_connections() {
 
     // And back, now through the other daemon.
     let back = migrate(second, &web, "m1");
-    assert_eq!((&back["generation"], &back["interfaces"]), (&json!(3), &before["interfaces"]));
-    let counted = peer_console.run("wc -l </tmp/received");
-    peer_console.run_until(&format!("[ $(wc -l </tmp/received) -gt $(({} + 20)) ]", counted.trim()));
-    assert_eq!(peer_console.run(received).trim(), "complete");
+    assert!(back["generation"].as_i64() > moved["generation"].as_i64());
+    assert_eq!(back["interfaces"], before["interfaces"]);
+    assert_connected(&mut peer_console, &mut web.console(first));
     web.post(first, "/poweroff");
     assert_eq!(processes(&web), (vec![], vec![]));
 

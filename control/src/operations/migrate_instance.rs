@@ -10,6 +10,7 @@ use muster_types::{Error, Result};
 
 use super::prepare_migration::pending_migration;
 use super::step::{Implementation, Step, Undo, failure_message};
+use super::worker::is_retryable;
 use crate::app::App;
 use crate::objects::instance::outgoing::{OutgoingMigration, record_progress};
 use crate::objects::instance::{incoming, local_node, migrate, object, power, target_id};
@@ -59,14 +60,13 @@ async fn migrate(app: &App, row: &OperationRow) -> Result<()> {
         power::write_power_state(app, node, id).await?;
     }
     let outgoing = OutgoingMigration::new(app, row, migration, target);
-    let downtime =
-        node.vms().migrate(id, parameters.mode, &parameters.settings, &outgoing).await.map_err(|error| {
-            match error {
-                // Another attempt needs another target.
-                Error::Unavailable(reason) => Error::Conflict(reason),
-                other => other,
-            }
-        })?;
+    let downtime = match node.vms().migrate(id, parameters.mode, &parameters.settings, &outgoing).await {
+        // Another attempt needs another target, unless only the rest is missing.
+        Err(error) if is_retryable(&error) && !is_moved(app, row, &parameters).await? => {
+            return Err(Error::Conflict(error.to_string()));
+        }
+        outcome => outcome?,
+    };
     // The instance is locked: nothing else finds the VM while it is stale.
     node.vms().remove(id).await?;
     let local_target = outgoing.local_target().cloned();

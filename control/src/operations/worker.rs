@@ -426,7 +426,7 @@ async fn requeue(app: &App, row: &OperationRow) {
 }
 
 /// Returns whether another attempt may succeed.
-fn is_retryable(error: &Error) -> bool {
+pub(super) fn is_retryable(error: &Error) -> bool {
     matches!(
         error,
         Error::Internal(_)
