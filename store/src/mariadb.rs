@@ -128,6 +128,11 @@ pub(super) struct MariaDbTx {
 }
 
 impl MariaDbTx {
+    /// Returns whether a row that is only locked can be changed by a transaction on another server.
+    pub(super) fn has_several_writers(&self) -> bool {
+        self.server.is_galera
+    }
+
     fn conn(&mut self) -> Result<&mut Conn, StoreError> {
         self.conn.as_mut().ok_or_else(|| StoreError::Unavailable("the connection was closed".into()))
     }

@@ -118,6 +118,16 @@ pub async fn lock(tx: &mut Tx, name: &str, state: NamespaceState) -> Result<bool
     Ok(tx.execute(sql, params![name, state]).await? == 1)
 }
 
+/// Keeps a namespace from being changed until the transaction ends, but others may share that. Returns whether it is in
+/// `state`.
+pub async fn lock_shared(tx: &mut Tx, name: &str, state: NamespaceState) -> Result<bool, StoreError> {
+    if !tx.has_shared_locks() {
+        return lock(tx, name, state).await;
+    }
+    let sql = "SELECT name FROM namespaces WHERE name = ? AND state = ? LOCK IN SHARE MODE";
+    Ok(tx.query_one(sql, params![name, state]).await?.is_some())
+}
+
 /// Changes the state of a namespace if it is still `from`.
 pub async fn set_state(
     tx: &mut Tx,

@@ -144,6 +144,11 @@ impl Tx {
         Ok(self.query(sql, params).await?.into_iter().next())
     }
 
+    /// Returns whether `LOCK IN SHARE MODE` keeps others from changing a row.
+    pub(crate) fn has_shared_locks(&self) -> bool {
+        matches!(&self.engine, TxEngine::MariaDb(tx) if !tx.has_several_writers())
+    }
+
     /// Runs a modifying statement and returns the number of rows that it matched.
     pub async fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
         self.statements.fetch_add(1, Ordering::Relaxed);

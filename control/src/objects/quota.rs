@@ -158,9 +158,14 @@ impl<'a> Admission<'a> {
     }
 
     /// Locks the namespace, which must exist, and rejects the added objects if a limit is exceeded. Call it last: until
-    /// the transaction ends, others that add objects to the namespace wait.
+    /// the transaction ends, others that add objects with a limit to the namespace wait.
     pub(crate) async fn finish(self, tx: &mut Tx) -> Result<(), TxError> {
-        if !namespaces::lock(tx, self.namespace, NamespaceState::Created).await? {
+        let is_created = if self.limits.is_empty() {
+            namespaces::lock_shared(tx, self.namespace, NamespaceState::Created).await?
+        } else {
+            namespaces::lock(tx, self.namespace, NamespaceState::Created).await?
+        };
+        if !is_created {
             return Err(Error::not_found("namespace").into());
         }
         check(tx, self.namespace, &self.limits, true).await

@@ -134,6 +134,8 @@ pub(super) struct ActiveServer {
     position: usize,
     name: String,
     pool: Pool,
+    /// Whether other servers may be written to at the same time.
+    pub(super) is_galera: bool,
     failed: watch::Sender<bool>,
     suspect: Arc<Notify>,
     /// Whether another server may take over.
@@ -345,6 +347,7 @@ impl Servers {
                 position,
                 name: server.name.clone(),
                 pool: Pool::new(pool_opts(server, state.galera)),
+                is_galera: state.galera,
                 failed: watch::Sender::new(false),
                 suspect: Arc::clone(&self.suspect),
                 has_alternatives: several,

@@ -38,6 +38,32 @@ on_both_engines! {
         assert!(transaction!(store, |tx| { Ok(namespaces::remove(tx, "ns").await?) }).unwrap());
     }
 
+    async fn deletion_waits_for_shared_locks(store: Arc<Store>) {
+        let created = NamespaceState::Created;
+        transaction!(store, |tx| { Ok(namespaces::insert(tx, "ns").await?) }).unwrap();
+        assert!(!transaction!(store, |tx| { Ok(namespaces::lock_shared(tx, "other", created).await?) }).unwrap());
+        let (begins, begun) = tokio::sync::oneshot::channel();
+        let other = Arc::clone(&store);
+        let deletion = tokio::spawn(async move {
+            let _ = begins.send(());
+            transaction!(other, |tx| {
+                assert!(namespaces::set_state(tx, "ns", created, NamespaceState::Deleted).await?);
+                Ok(trusts::exists(&mut *tx, "ns", "added").await?)
+            })
+        });
+        let mut begun = Some(begun);
+        transaction!(store, |tx| {
+            assert!(namespaces::lock_shared(tx, "ns", created).await?);
+            if let Some(begun) = begun.take() {
+                begun.await.unwrap();
+            }
+            trusts::put(tx, "ns", "added", None).await?;
+            Ok(())
+        }).unwrap();
+        assert!(deletion.await.unwrap().unwrap(), "the deletion waits for what is being added");
+        assert!(!transaction!(store, |tx| { Ok(namespaces::lock_shared(tx, "ns", created).await?) }).unwrap());
+    }
+
     async fn pages_contain_only_visible_namespaces(store: Arc<Store>) {
         transaction!(store, |tx| {
             for name in ["a", "b", "c", "d"] {
