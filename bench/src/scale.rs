@@ -137,7 +137,7 @@ async fn measure_scale(program: &Path, nodes: usize) -> anyhow::Result<ScaleFigu
     wait_until_settled(&store).await?;
 
     progress("reading");
-    let listed_token = token_of(&daemons[0], "listed", &token).await?;
+    let listed_token = daemons[0].token_of(&token, "listed", "list").await?;
     let all = request("GET", "/instances", Some(&listed_token), None);
     let records: Vec<Value> = serde_json::from_slice(&load::call(addresses[0], &all).await?.ok()?)?;
     ensure!(records.len() == LISTED, "{} instances listed instead of {LISTED}", records.len());
@@ -206,17 +206,6 @@ async fn start_daemon(
     let first = (number * nodes + 1).to_string();
     let arguments = ["--simulate", &nodes.to_string(), "--simulate-from", &first];
     Server::start_with(program, &data, &settings, &arguments).await
-}
-
-/// Returns a token of `system` for a namespace that exists.
-async fn token_of(daemon: &Server, namespace: &str, system: &str) -> anyhow::Result<String> {
-    let path = format!("/auth/namespaces/{namespace}/keys");
-    let create = request("POST", &path, Some(system), Some(&json!({ "key_name": "list" })));
-    let key: Value = serde_json::from_slice(&load::call(daemon.address, &create).await?.ok()?)?;
-    let body = json!({ "namespace": namespace, "key": key["key"] });
-    let login = request("POST", "/auth", None, Some(&body));
-    let response: Value = serde_json::from_slice(&load::call(daemon.address, &login).await?.ok()?)?;
-    Ok(response["access_token"].as_str().context("no token")?.to_owned())
 }
 
 fn create_instance(token: &str, from: usize) -> impl Fn(usize) -> Arc<[u8]> + Send + Sync + 'static {

@@ -110,11 +110,16 @@ impl Server {
     pub(crate) async fn new_namespace(&self, token: &str, name: &str) -> anyhow::Result<String> {
         let create = request("POST", "/auth/namespaces", Some(token), Some(&json!({ "namespace": name })));
         load::call(self.address, &create).await?.ok()?;
-        let path = format!("/auth/namespaces/{name}/keys");
-        let create = request("POST", &path, Some(token), Some(&json!({ "key_name": "bench" })));
+        self.token_of(token, name, "bench").await
+    }
+
+    /// Creates a key of a namespace, and returns a token of it.
+    pub(crate) async fn token_of(&self, token: &str, namespace: &str, key: &str) -> anyhow::Result<String> {
+        let path = format!("/auth/namespaces/{namespace}/keys");
+        let create = request("POST", &path, Some(token), Some(&json!({ "key_name": key })));
         let key: Value = serde_json::from_slice(&load::call(self.address, &create).await?.ok()?)?;
-        self.log_in(&request("POST", "/auth", None, Some(&json!({ "namespace": name, "key": key["key"] }))))
-            .await
+        let body = json!({ "namespace": namespace, "key": key["key"] });
+        self.log_in(&request("POST", "/auth", None, Some(&body))).await
     }
 
     async fn log_in(&self, login: &[u8]) -> anyhow::Result<String> {

@@ -1,34 +1,13 @@
 //! `/blobs` and `/blob_checksums`.
 
-use std::time::Duration;
-
-use bytes::Bytes;
 use muster_types::blob::BlobRecord;
-use reqwest::{Method, Response, StatusCode};
-use tokio::time::timeout;
 
-use super::client::{Client, TRANSFER_TIMEOUT};
+use super::body_stream::BodyStream;
+use super::client::Client;
 use super::error::Result;
 use super::lists::ListQuery;
-use super::response::{ApiResponse, RawResponse};
+use super::response::ApiResponse;
 use super::uri::{path, with_query};
-
-/// The content of a blob as a stream.
-#[derive(Debug)]
-pub struct BlobData<'a> {
-    client: &'a Client,
-    response: Response,
-}
-
-impl BlobData<'_> {
-    /// Returns the next chunk, or `None` at the end. Fails if no data arrives within `stall_timeout`.
-    pub async fn next(&mut self, stall_timeout: Duration) -> Result<Option<Bytes>> {
-        match timeout(stall_timeout, self.response.chunk()).await {
-            Ok(bytes) => bytes.map_err(|error| self.client.unreachable(&error)),
-            Err(_) => Err(self.client.stalled(stall_timeout)),
-        }
-    }
-}
 
 impl Client {
     /// Lists all blobs, or those that have a replica on a node.
@@ -57,26 +36,9 @@ impl Client {
     }
 
     /// Streams the content of a blob from an offset.
-    pub async fn blob_data(&self, blob: &str, offset: u64) -> Result<BlobData<'_>> {
+    pub async fn blob_data(&self, blob: &str, offset: u64) -> Result<BodyStream<'_>> {
         let offset = (offset > 0).then(|| offset.to_string());
         let path = with_query(path(&["blobs", blob, "data"])?, &[("offset", offset.as_deref())]);
-        let mut refused = None;
-        loop {
-            let (token, fresh) = self.token(refused.as_ref()).await?;
-            let request = self.request(Method::GET, &path, Some(&token)).timeout(TRANSFER_TIMEOUT);
-            let response = self.send_request(request).await?;
-            match response.status() {
-                StatusCode::OK => return Ok(BlobData { client: self, response }),
-                // An expired token is replaced once.
-                StatusCode::UNAUTHORIZED if !fresh && refused.is_none() => refused = Some(token),
-                status => {
-                    let body = response.bytes().await.map_err(|error| self.unreachable(&error))?;
-                    let refusal = self.decode::<()>(&RawResponse::new(&path, status, body.to_vec()));
-                    return Err(refusal.err().unwrap_or_else(|| {
-                        self.unexpected_response(&format!("{status} instead of blob content"))
-                    }));
-                }
-            }
-        }
+        self.get_stream(&path, "blob content").await
     }
 }

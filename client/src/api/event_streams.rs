@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use reqwest::{Method, Response, StatusCode};
 use serde_json::Value;
-use tokio::time::timeout;
 
-use super::client::{Client, TRANSFER_TIMEOUT};
+use super::body_stream::BodyStream;
+use super::client::Client;
 use super::error::Result;
-use super::response::RawResponse;
 use super::uri::{path, with_query};
 
 /// The time after which a stream without messages is broken. The server sends something every 15 seconds.
@@ -32,8 +30,7 @@ pub struct StreamMessage {
 /// A connection that delivers events.
 #[derive(Debug)]
 pub struct EventStream<'a> {
-    client: &'a Client,
-    response: Response,
+    body: BodyStream<'a>,
     received: Vec<u8>,
     /// The position of the last message.
     pub last_id: Option<String>,
@@ -53,26 +50,8 @@ impl Client {
             ("last_event_id", last_id.as_deref()),
         ];
         let path = with_query(path(&["events", "stream"])?, &parameters);
-        let mut refused = None;
-        loop {
-            let (token, fresh) = self.token(refused.as_ref()).await?;
-            let request = self.request(Method::GET, &path, Some(&token)).timeout(TRANSFER_TIMEOUT);
-            let response = self.send_request(request).await?;
-            match response.status() {
-                StatusCode::OK => {
-                    return Ok(EventStream { client: self, response, received: vec![], last_id });
-                }
-                // An expired token is replaced once.
-                StatusCode::UNAUTHORIZED if !fresh && refused.is_none() => refused = Some(token),
-                status => {
-                    let body = response.bytes().await.map_err(|error| self.unreachable(&error))?.to_vec();
-                    let refusal = self.decode::<()>(&RawResponse::new(&path, status, body));
-                    return Err(refusal.err().unwrap_or_else(|| {
-                        self.unexpected_response(&format!("{status} instead of a stream of events"))
-                    }));
-                }
-            }
-        }
+        let body = self.get_stream(&path, "a stream of events").await?;
+        Ok(EventStream { body, received: vec![], last_id })
     }
 }
 
@@ -87,11 +66,9 @@ impl EventStream<'_> {
                     return Ok(message);
                 }
             }
-            let chunk = timeout(STALL_TIMEOUT, self.response.chunk()).await;
-            match chunk.map_err(|_| self.client.stalled(STALL_TIMEOUT))? {
-                Ok(Some(bytes)) => self.received.extend_from_slice(&bytes),
-                Ok(None) => return Ok(None),
-                Err(error) => return Err(self.client.unreachable(&error)),
+            match self.body.next(STALL_TIMEOUT).await? {
+                Some(bytes) => self.received.extend_from_slice(&bytes),
+                None => return Ok(None),
             }
         }
     }

@@ -3,6 +3,7 @@
 mod agent_operations;
 mod artifacts;
 mod blobs;
+mod body_stream;
 mod claims;
 mod client;
 mod cluster;
@@ -36,7 +37,7 @@ mod webhooks;
 
 pub use agent_operations::AgentTimeouts;
 pub use artifacts::{ArtifactRef, NewVersion, VersionSource};
-pub use blobs::BlobData;
+pub use body_stream::BodyStream;
 pub use claims::ClaimLimits;
 pub use client::Client;
 pub use cluster::{ClusterResources, LeaseOwner, NodeResources};
