@@ -236,8 +236,15 @@ pub(crate) fn create_directory(parent: &Path) -> tempfile::TempDir {
 
 /// Returns the arguments of a server, without its user.
 pub(crate) fn server_arguments(directory: &Path, port: u16) -> Vec<String> {
-    let fixed =
-        ["--no-defaults", "--innodb-buffer-pool-size=64M", "--performance-schema=OFF", "--skip-log-bin"];
+    // No test survives a loss of power, so nothing is synced. What a killed server has written stays in the page cache.
+    let fixed = [
+        "--no-defaults",
+        "--innodb-buffer-pool-size=64M",
+        "--performance-schema=OFF",
+        "--skip-log-bin",
+        "--debug-no-sync",
+        "--innodb-flush-method=nosync",
+    ];
     let path = |option: &str, name: &str| format!("--{option}={}", directory.join(name).display());
     let mut arguments: Vec<String> = fixed.iter().map(|argument| (*argument).to_owned()).collect();
     arguments.extend([tmpdir_option(directory), data_option(directory), SMALL_LOG.into()]);
