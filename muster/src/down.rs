@@ -80,9 +80,8 @@ fn summary(dir: &ClusterDir, is_rootless: bool, running: anyhow::Result<Vec<(Str
         Ok(running) => {
             let names: Vec<&str> = running.iter().map(|(_, name)| name.as_str()).collect();
             format!(
-                "stopped; {} VMs and their networks keep running: {}. The next `muster up{option}` re-attaches to them; \
+                "stopped; these VMs and their networks keep running: {}. The next `muster up{option}` re-attaches to them; \
                  `muster down --guests{option}` would have powered them off",
-                names.len(),
                 names.join(", ")
             )
         }
@@ -120,7 +119,7 @@ mod tests {
         let running = powered_on(&list);
         assert_eq!(running, [("1".into(), "web".into()), ("3".into(), "lazy".into())]);
         let text = summary(&dir, false, Ok(running));
-        assert!(text.contains("2 VMs and their networks keep running: web, lazy"), "{text}");
+        assert!(text.contains("these VMs and their networks keep running: web, lazy"), "{text}");
         assert!(text.contains("`muster up --data-dir /nonsense`"), "{text}");
         assert!(summary(&dir, true, Ok(Vec::new())).contains("nothing of it runs"));
     }

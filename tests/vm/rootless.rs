@@ -297,7 +297,7 @@ fn guests_of_root_survive_down_unless_requested() {
     let guests = qemu_processes();
     assert_eq!(guests.len(), 1);
     let text = muster(&format!("down {dir}"));
-    assert!(text.contains("1 VMs and their networks keep running: demo"), "{text}");
+    assert!(text.contains("these VMs and their networks keep running: demo"), "{text}");
     assert_eq!(qemu_processes(), guests);
     // The second demo uses what exists.
     muster(&up);

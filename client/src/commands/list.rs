@@ -162,7 +162,7 @@ impl Session {
             if self.is_structured() {
                 text.push_str(&self.line(shown, "deleted"));
             } else {
-                output::status(&format!("{} ({id}) is no longer in the list", shown.name));
+                output::status(&format!("{} ({id}) was removed from the list", shown.name));
             }
         }
         text

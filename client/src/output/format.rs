@@ -39,7 +39,7 @@ impl Format {
         }
     }
 
-    /// Formats a response. Formats for people show JSON where there is no table.
+    /// Formats a response. Formats for people show JSON if the response has no table.
     pub(crate) fn render(self, value: &Value) -> String {
         match self {
             Self::Table | Self::Wide | Self::Json => format!("{value:#}\n"),

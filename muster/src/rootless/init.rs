@@ -108,7 +108,7 @@ fn wait_for_daemon(
 
 /// Reaps all children that have ended: the daemon, pasta and orphans. Returns the exit code of the daemon if it has ended.
 fn reap(daemon: Pid, pasta: &mut Option<Pasta>, interface: &str, signals: SigSet) -> Option<u8> {
-    // Fails when there is no child any longer.
+    // Fails when no child is left.
     while let Ok(status) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
         let pid = status.pid()?;
         let Some(code) = exit_code(status) else { continue };

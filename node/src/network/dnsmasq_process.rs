@@ -273,7 +273,7 @@ fn write_config(dir: &Path, config: &DnsmasqConfig) -> Result<()> {
     replace(dir, HOSTS_FILE, &config.hosts, reader)
 }
 
-/// Returns the user that dnsmasq runs as, or `None` if there is no other one and it keeps running as ours.
+/// Returns the user that dnsmasq runs as, or `None` if it keeps running as ours, because no other user exists.
 pub(crate) fn dnsmasq_user() -> Option<&'static User> {
     static USER: OnceLock<Option<User>> = OnceLock::new();
     let find = || ["dnsmasq", "nobody"].iter().find_map(|name| User::from_name(name).ok().flatten());
