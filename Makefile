@@ -32,7 +32,7 @@ run: packages-run             ## a single-node cluster, in the foreground; the a
 	./target/quick/muster serve --image tiny=target/image/tiny.qcow2 $(if $(LISTEN),--listen $(LISTEN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 test: packages-test image     ## every test; most of them wait for other processes, hence two per processor
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(( $$(nproc) * 2 ))} cargo test --locked --workspace
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(( $$(nproc) * 2 ))} cargo test --locked --workspace --tests
 
 test-faults: packages-test image  ## 200 rounds of faults; MUSTER_FAULT_SEED repeats a run
 	MUSTER_FAULT_ROUNDS=$${MUSTER_FAULT_ROUNDS:-200} MUSTER_TEST_REQUIRE_ALL=1 cargo test --locked -p muster --test faults -- --nocapture
