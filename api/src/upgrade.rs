@@ -18,6 +18,9 @@ use tokio::sync::Notify;
 /// How long a relayed connection may transfer nothing.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
+/// How long the orderly end of a connection may take.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+
 const BUFFER_SIZE: usize = 16 << 10;
 
 /// A connection that carries another protocol.
@@ -106,17 +109,21 @@ impl Upgrade {
 async fn relay(one: impl AsyncRead + AsyncWrite, other: impl AsyncRead + AsyncWrite, idle_timeout: Duration) {
     let (one_reader, one_writer) = tokio::io::split(one);
     let (other_reader, other_writer) = tokio::io::split(other);
+    let (mut one_writer, mut other_writer) = (Box::pin(one_writer), Box::pin(other_writer));
     let activity = Notify::new();
     let idle = async { while tokio::time::timeout(idle_timeout, activity.notified()).await.is_ok() {} };
     tokio::select! {
-        () = copy(one_reader, other_writer, &activity) => {}
-        () = copy(other_reader, one_writer, &activity) => {}
+        () = copy(one_reader, &mut other_writer, &activity) => {}
+        () = copy(other_reader, &mut one_writer, &activity) => {}
         () = idle => {}
     }
+    // A connection with TLS that ends without this looks like one that failed.
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, one_writer.shutdown()).await;
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, other_writer.shutdown()).await;
 }
 
-async fn copy(reader: impl AsyncRead, writer: impl AsyncWrite, activity: &Notify) {
-    let (mut reader, mut writer) = (Box::pin(reader), Box::pin(writer));
+async fn copy(reader: impl AsyncRead, writer: &mut (impl AsyncWrite + Unpin), activity: &Notify) {
+    let mut reader = Box::pin(reader);
     let mut buffer = vec![0; BUFFER_SIZE];
     while let Ok(size @ 1..) = reader.read(&mut buffer).await {
         activity.notify_one();

@@ -1,9 +1,13 @@
 //! Consoles for browsers: tickets, and the WebSockets that they open.
 
 use axum::http::Method;
+use muster_client::{Client, Credentials, Error};
 use muster_store::Retry;
 use muster_test_cluster::{ApiResponse, Cluster};
+use muster_types::key::Secret;
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::session::ConsoleKind;
+use muster_websocket::{RelayEnd, Role, relay};
 use reqwest::Upgraded;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -198,4 +202,44 @@ async fn rejects_foreign_origins_callers_and_tickets() {
     let path = format!("/instances/{}/console-socket", text(&record, "uuid"));
     let plain = cluster.call(&token, Method::GET, &path, None).await;
     assert_eq!(plain.status, 400, "not a WebSocket");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn client_uses_a_ticket_once_and_only_in_its_namespace() {
+    let (cluster, token) = cluster(&[]).await;
+    cluster.create_namespace("other").await;
+    let record = create(&cluster, &token, "www", &json!({})).await;
+    let server = serve(&cluster).await;
+    let clients = ["ci", "other"].map(|namespace| {
+        let key = Secret::new(format!("the secret of {namespace}"));
+        Client::new(Credentials { namespace: namespace.into(), key, apiurl: server.clone() }).unwrap()
+    });
+    let administrator = cluster.token("system").await;
+    for namespace in ["ci", "other"] {
+        let body = json!({"key_name": "cli", "key": format!("the secret of {namespace}")});
+        let path = format!("/auth/namespaces/{namespace}/keys");
+        let added = cluster.call(&administrator, Method::POST, &path, Some(body)).await;
+        assert_eq!(added.status, 200, "{}", added.text);
+    }
+    let [client, foreign] = clients;
+    let id = text(&record, "uuid");
+    let refused = foreign.create_console_ticket(id, ConsoleKind::Serial).await.unwrap_err();
+    assert!(refused.is_not_found(), "{refused}");
+    let ticket = client.create_console_ticket(id, ConsoleKind::Serial).await.unwrap().value().unwrap();
+    let socket = client.open_console_socket(&ticket).await.unwrap();
+    let (mut user, relayed) = tokio::io::duplex(64);
+    let relaying = tokio::spawn(relay(socket, relayed, Role::Client));
+    let mut received = Vec::new();
+    while !received.ends_with(b"www login: ") {
+        assert!(user.read_buf(&mut received).await.unwrap() > 0);
+    }
+    let reused = client.open_console_socket(&ticket).await.unwrap_err();
+    assert!(matches!(&reused, Error::NotAllowed { message, .. } if message.contains("ticket")), "{reused}");
+    let mut elsewhere = client.create_console_ticket(id, ConsoleKind::Serial).await.unwrap().value().unwrap();
+    elsewhere.path = "@evil.example/".into();
+    let refused = client.open_console_socket(&elsewhere).await.unwrap_err();
+    assert!(matches!(refused, Error::UnexpectedResponse { .. }), "{refused}");
+    let off = cluster.call(&token, Method::POST, &format!("/instances/{id}/poweroff"), None).await;
+    assert_eq!(off.status, 200, "{}", off.text);
+    assert_eq!(relaying.await.unwrap(), RelayEnd::Closed);
 }

@@ -13,13 +13,13 @@ use serde_json::Value;
 use crate::{TIMEOUT, setup};
 
 /// A command line with the credentials of a daemon and an own home directory.
-struct Shell<'a> {
-    daemon: &'a Daemon,
-    home: &'a Path,
+pub(crate) struct Shell<'a> {
+    pub(crate) daemon: &'a Daemon,
+    pub(crate) home: &'a Path,
 }
 
 impl Shell<'_> {
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
         command.args(arguments).env("HOME", self.home).env("MUSTER_CREDENTIALS", self.credentials());
         for variable in
@@ -34,12 +34,12 @@ impl Shell<'_> {
         self.daemon.data.join("credentials.json")
     }
 
-    fn run(&self, line: &str) -> Output {
+    pub(crate) fn run(&self, line: &str) -> Output {
         self.command(&line.split(' ').collect::<Vec<_>>()).output().unwrap()
     }
 
     /// Runs a command that must succeed and returns its standard output.
-    fn ok(&self, line: &str) -> String {
+    pub(crate) fn ok(&self, line: &str) -> String {
         let output = self.run(line);
         assert!(output.status.success(), "{line}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
@@ -50,7 +50,7 @@ impl Shell<'_> {
     }
 
     /// Returns the exit code and the standard error of a command.
-    fn fail(&self, line: &str) -> (i32, String) {
+    pub(crate) fn fail(&self, line: &str) -> (i32, String) {
         let output = self.run(line);
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     }
@@ -92,7 +92,7 @@ impl Drop for Follower {
 }
 
 /// Starts a daemon whose simulated nodes have space for instances.
-fn start(directory: &Path) -> Daemon {
+pub(crate) fn start(directory: &Path) -> Daemon {
     setup(directory).set("NODE_DISK_RESERVATION_GB", "0").start()
 }
 

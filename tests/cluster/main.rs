@@ -5,6 +5,7 @@
 mod agent;
 mod command_line;
 mod command_output;
+mod console;
 mod credentials;
 mod daemon;
 mod database;

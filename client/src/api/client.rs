@@ -197,20 +197,24 @@ impl Client {
                 request = request.json(body);
             }
             let response = self.send_request(request).await?;
-            let status = response.status();
-            if status == StatusCode::SWITCHING_PROTOCOLS {
-                return response.upgrade().await.map_err(|error| self.unreachable(&error));
-            }
-            if status == StatusCode::UNAUTHORIZED && !fresh {
+            if response.status() == StatusCode::UNAUTHORIZED && !fresh {
                 refused = Some(token);
                 continue;
             }
-            let body = response.bytes().await.map_err(|error| self.unreachable(&error))?.to_vec();
-            let refusal = self.decode::<()>(&RawResponse::new(path, status, body)).err();
-            let unexpected =
-                || self.unexpected_response(&format!("{status} instead of an upgraded connection"));
-            return Err(refusal.unwrap_or_else(unexpected));
+            return self.upgraded(path, response).await;
         }
+    }
+
+    /// Returns the connection whose protocol a response has changed, or the refusal.
+    pub(super) async fn upgraded(&self, path: &str, response: Response) -> Result<Upgraded> {
+        let status = response.status();
+        if status == StatusCode::SWITCHING_PROTOCOLS {
+            return response.upgrade().await.map_err(|error| self.unreachable(&error));
+        }
+        let body = response.bytes().await.map_err(|error| self.unreachable(&error))?.to_vec();
+        let refusal = self.decode::<()>(&RawResponse::new(path, status, body)).err();
+        let unexpected = || self.unexpected_response(&format!("{status} instead of an upgraded connection"));
+        Err(refusal.unwrap_or_else(unexpected))
     }
 
     /// Returns the token and whether it was issued just now. A `refused` token is replaced, unless a concurrent call

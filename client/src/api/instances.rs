@@ -9,9 +9,7 @@ use muster_types::interface::InterfaceRecord;
 use muster_types::operation::OperationRecord;
 use muster_types::shared_storage::StorageType;
 use muster_types::spec::{DiskSpec, VideoSpec};
-use muster_types::vm::CONSOLE_PROTOCOL;
 use reqwest::Method;
-use reqwest::Upgraded;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -261,18 +259,12 @@ impl Client {
         self.get_bytes(with_query(path, &[("length", Some(&length))])).await
     }
 
-    /// Opens the serial console: a stream of the bytes that the guest and the user send.
-    pub async fn open_console(&self, instance: &str) -> Result<Upgraded> {
-        let path = path(&["instances", instance, "console"])?;
-        self.upgrade(Method::GET, &path, CONSOLE_PROTOCOL, None).await
-    }
-
     /// Clears the serial console log.
     pub async fn clear_console_data(&self, instance: &str) -> Result<ApiResponse<()>> {
         self.delete(path(&["instances", instance, "consoledata"])?).await
     }
 
-    /// Returns the connection file for a viewer such as remote-viewer.
+    /// Returns the connection file for a viewer such as remote-viewer, which connects to the node itself.
     pub async fn viewer_file(&self, instance: &str) -> Result<String> {
         let file = self.get_bytes(path(&["instances", instance, "vdiconsolehelper"])?).await?;
         Ok(String::from_utf8_lossy(&file).into_owned())

@@ -8,6 +8,7 @@ mod claims;
 mod client;
 mod cluster;
 mod cluster_upgrades;
+mod console_tickets;
 mod error;
 mod event_streams;
 mod events;

@@ -1,5 +1,4 @@
-//! `muster console`: the serial console of an instance in this terminal, through a connection to the API that changes its
-//! protocol.
+//! `muster console`: the serial console of an instance in this terminal, through a WebSocket of the API.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _};
@@ -8,14 +7,17 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use muster_types::instance::{InstanceRecord, InstanceState, PowerState};
+use muster_types::session::ConsoleKind;
+use muster_websocket::{RelayEnd, Role, relay};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::lookup::{NamedType, resolve};
 use super::session::Session;
 use crate::api::Client;
+use crate::exit_code::{Outcome, error_with_outcome};
 use crate::output::escape_control;
 use crate::terminal::{EndSignals, RawTerminal, read_in_thread, write_output};
 
@@ -24,11 +26,13 @@ const ESCAPE: u8 = 0x1d;
 /// How long the console must be silent before the next line of a script: guests drop input before a prompt.
 const LINE_DELAY: Duration = Duration::from_secs(1);
 const BUFFER_SIZE: usize = 16 * 1024;
+/// How long the end of the connection may take after the user has left.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Arguments of `muster console`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Ctrl-] closes the console. If standard input is not a terminal, its lines are sent as if they were typed, \
+    after_help = "Ctrl-] closes the console. It works through every node of the cluster. If standard input is not a terminal, its lines are sent as if they were typed, \
                   and the command ends when all lines are sent and the console is silent."
 )]
 pub struct Arguments {
@@ -54,15 +58,12 @@ enum SessionEnd {
 
 pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::Result<()> {
     resolve(&session.client, NamedType::Instance, &mut arguments.instance, None).await?;
-    let record = session.client.instance(&arguments.instance).await?.value()?;
+    let record = running_instance(&session.client, &arguments.instance).await?;
     let name = escape_control(&record.name);
-    if record.state != InstanceState::Created
-        || matches!(record.power_state, PowerState::Off | PowerState::Crashed)
-    {
-        return Err(no_console_error(&record));
-    }
     let id = record.uuid.to_string();
-    let stream = session.client.open_console(&id).await?;
+    let socket = session.client.open_console(&id, ConsoleKind::Serial).await?;
+    let (stream, relayed) = tokio::io::duplex(BUFFER_SIZE);
+    let mut relaying = tokio::spawn(relay(socket, relayed, Role::Client));
     let interactive = io::stdin().is_terminal();
     let hint = if interactive { "; press Ctrl-] to close it" } else { "" };
     eprintln!("console of {name}{hint}");
@@ -77,32 +78,61 @@ pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::
         raw,
     };
     let end = console.run().await;
+    // Closes the connection and restores the terminal.
     drop(console);
     if interactive {
         eprintln!();
     }
+    let relay_end = timeout(CLOSE_TIMEOUT, &mut relaying).await;
     match end? {
-        SessionEnd::Left | SessionEnd::Silent => {}
+        SessionEnd::Left | SessionEnd::Silent => Ok(()),
         SessionEnd::Closed => {
+            let relay_end = relay_end.ok().and_then(Result::ok).unwrap_or(RelayEnd::Lost);
+            check_end(&relay_end).map_err(|error| error.context(format!("lost the console of {name}")))?;
             eprintln!("the console of {name} was closed{}", closing_reason(&session.client, &id).await);
+            Ok(())
         }
         SessionEnd::Signal => bail!("interrupted"),
     }
-    Ok(())
+}
+
+/// Returns an instance, or an error if it has no console because it does not run.
+pub(super) async fn running_instance(client: &Client, instance: &str) -> anyhow::Result<InstanceRecord> {
+    let record = client.instance(instance).await?.value()?;
+    let is_off = matches!(record.power_state, PowerState::Off | PowerState::Crashed);
+    if record.state != InstanceState::Created || is_off {
+        return Err(no_console_error(&record));
+    }
+    Ok(record)
+}
+
+/// Returns an error if a console did not end because the instance or the user closed it.
+pub(super) fn check_end(end: &RelayEnd) -> anyhow::Result<()> {
+    let reason = match end {
+        RelayEnd::Closed | RelayEnd::PeerClosed => return Ok(()),
+        RelayEnd::ClosedWith(reason) => escape_control(reason),
+        RelayEnd::Idle => "no data was transferred for an hour".to_owned(),
+        RelayEnd::Lost | RelayEnd::PeerFailed => "the server closed the connection unexpectedly".to_owned(),
+        RelayEnd::Unresponsive => "the server does not respond".to_owned(),
+        RelayEnd::InvalidFrame => "the server sent a frame that is not valid".to_owned(),
+    };
+    Err(error_with_outcome(Outcome::Unavailable, reason))
 }
 
 fn no_console_error(record: &InstanceRecord) -> anyhow::Error {
     let name = escape_control(&record.name);
     match record.power_state {
-        PowerState::Off | PowerState::Crashed => anyhow!(
-            "instance {name} is {}; start it with `muster instance poweron {}`, or read its console log with `muster \
-             instance log {}`",
-            record.power_state,
-            record.uuid,
-            record.uuid
-        ),
+        PowerState::Off | PowerState::Crashed => {
+            let text = format!(
+                "instance {name} is {}; start it with `muster instance poweron {}`, or read its console log with `muster \
+                 instance log {}`",
+                record.power_state, record.uuid, record.uuid
+            );
+            error_with_outcome(Outcome::Conflict, text)
+        }
         PowerState::Initial | PowerState::On | PowerState::Paused | PowerState::Unknown => {
-            anyhow!("instance {name} has no console yet: its state is {}", record.state)
+            let text = format!("instance {name} has no console yet: its state is {}", record.state);
+            error_with_outcome(Outcome::Unavailable, text)
         }
     }
 }

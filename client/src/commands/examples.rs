@@ -170,7 +170,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ),
     ("instance snapshots", &["muster instance snapshots web"]),
     ("instance unpause", &["muster instance unpause web"]),
-    ("instance vdi", &["muster instance vdi web --output web.vv", "muster instance vdi web --url"]),
+    ("instance vdi", &["muster instance vdi web", "muster instance vdi web --no-viewer --port 5900"]),
     ("instance why", &["muster instance why web"]),
     ("interface defloat", &["muster interface defloat 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01"]),
     (

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use muster_types::ids::InstanceId;
 use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::interface::InterfaceState;
@@ -19,13 +19,11 @@ use super::session::Session;
 use super::wait::{PollTimer, WaitOptions};
 use super::{
     blob, events, guest_facts, instance_history, instance_log, instance_migrate, instance_snapshot,
-    instance_specs as specs, interface, metadata, operation,
+    instance_specs as specs, instance_vdi, interface, metadata, operation,
 };
 use crate::api::{ApiResponse, ListQuery, NewInterface, ObjectPath, PowerAction, SnapshotRecord};
-use crate::credentials::write_private;
 use crate::exit_code::{Outcome, error_with_outcome, timed_out};
 use crate::output::{self, escape_control};
-use crate::time::format_utc;
 use crate::transfer::DownloadTarget;
 
 const LIST: ListView<InstanceRecord> = ListView {
@@ -139,8 +137,8 @@ pub enum Command {
         #[command(flatten)]
         list: ListOptions,
     },
-    /// Print the connection file for a screen viewer such as remote-viewer
-    Vdi(ViewerArguments),
+    /// Open the screen of an instance in a viewer such as remote-viewer
+    Vdi(instance_vdi::Arguments),
     /// Show the events of an instance, newest first
     Events {
         instance: String,
@@ -172,18 +170,6 @@ pub enum Command {
     },
 }
 
-/// Arguments of `muster instance vdi`.
-#[derive(Debug, Args)]
-pub struct ViewerArguments {
-    instance: String,
-    /// File to write
-    #[arg(long, value_name = "FILE", value_parser = path_parser(), conflicts_with = "url")]
-    output: Option<PathBuf>,
-    /// Print a URL that shows the screen for a short time, if the cluster has a console proxy
-    #[arg(long)]
-    url: bool,
-}
-
 impl Command {
     /// Returns the instance that the command is for, unless it deletes or creates it.
     fn instance_mut(&mut self) -> Option<&mut String> {
@@ -206,7 +192,7 @@ impl Command {
             | Self::Screenshot { instance, .. }
             | Self::Snapshot(instance_snapshot::Arguments { instance, .. })
             | Self::Snapshots { instance, .. }
-            | Self::Vdi(ViewerArguments { instance, .. })
+            | Self::Vdi(instance_vdi::Arguments { instance, .. })
             | Self::Events { instance, .. }
             | Self::Operations { instance, .. }
             | Self::Metadata { instance }
@@ -265,7 +251,7 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
             let query = list.query();
             session.list(&list, &SNAPSHOTS, || client.snapshots(&instance, &query)).await
         }
-        Command::Vdi(arguments) => vdi(session, &arguments).await,
+        Command::Vdi(arguments) => instance_vdi::run(session, &arguments).await,
         Command::Events { instance, filter } => {
             events::show(session, ObjectPath::Instance(&instance), &filter).await
         }
@@ -448,32 +434,6 @@ async fn screenshot(session: &Session, instance: &str, file: &Path, force: bool)
     let screenshot = session.client.screenshot(instance).await?.value()?;
     blob::download(session, &screenshot.to_string(), file, force, &format!("the screenshot of {instance}"))
         .await
-}
-
-async fn vdi(session: &Session, arguments: &ViewerArguments) -> anyhow::Result<()> {
-    let client = &session.client;
-    if arguments.url {
-        let response = client.screen_link(&arguments.instance).await?;
-        if session.is_structured() {
-            return session.print_value(response.json());
-        }
-        let link = response.value()?;
-        #[expect(clippy::cast_precision_loss, reason = "Unix times are exact as f64")]
-        let until = format_utc(link.expires_at as f64);
-        eprintln!("valid until {until}");
-        return output::print(&format!("{}\n", escape_control(&link.url)));
-    }
-    let file = client.viewer_file(&arguments.instance).await?;
-    match &arguments.output {
-        Some(path) => {
-            write_private(path, &file)?;
-            eprintln!("open the screen with `remote-viewer {}`", path.display());
-            Ok(())
-        }
-        None if session.is_structured() => session.print_value(&json!(file)),
-        // Escaped, because the lines may be printed to a terminal.
-        None => output::print(&file.lines().map(|line| escape_control(line) + "\n").collect::<String>()),
-    }
 }
 
 #[cfg(test)]

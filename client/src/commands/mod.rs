@@ -34,6 +34,7 @@ mod instance_refusal;
 mod instance_snapshot;
 mod instance_specs;
 mod instance_tables;
+mod instance_vdi;
 mod interface;
 mod issuer;
 mod key;

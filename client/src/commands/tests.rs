@@ -209,7 +209,11 @@ fn parses_every_command() {
         "muster instance snapshot web --all --thin --max-versions 3 --no-wait",
         "muster instance snapshot web --device vdc --timeout 9",
         "muster instance snapshots web",
+        "muster instance vdi web",
+        "muster instance vdi web --port 5900 --no-viewer",
+        "muster instance vdi web --viewer virt-viewer",
         "muster instance vdi web --output web.vv",
+        "muster instance vdi web --output -",
         "muster instance vdi web --url",
         "muster instance events web --limit 3 --type audit",
         "muster instance operations web --all",
@@ -364,6 +368,9 @@ fn rejects_invalid_instance_arguments() {
         "muster instance log web --lines 3 --bytes 3",
         "muster instance log web --follow --clear",
         "muster instance vdi web --url --output web.vv",
+        "muster instance vdi web --url --no-viewer",
+        "muster instance vdi web --output web.vv --port 5900",
+        "muster instance vdi web --port 70000",
     ] {
         assert!(parse(line).is_err(), "{line}");
     }

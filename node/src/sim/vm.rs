@@ -1,8 +1,10 @@
 //! The state of one simulated VM.
 
 use std::collections::BTreeMap;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 use std::{fs, io};
 
@@ -27,6 +29,8 @@ pub(super) struct SimulatedVm {
     pub(super) display_password: Secret,
     /// The console output of each boot, `None` for the default one.
     pub(super) boots: Vec<Option<Arc<str>>>,
+    /// The connections to its consoles, which end with it.
+    connections: Vec<Weak<UnixStream>>,
     /// Set while it waits for a migration.
     pub(super) incoming: Option<IncomingState>,
     /// The number of snapshots so far.
@@ -43,6 +47,7 @@ impl SimulatedVm {
             started: Instant::now(),
             display_password: Secret::default(),
             boots: Vec::new(),
+            connections: Vec::new(),
             incoming: None,
             snapshots: 0,
             usage_queries: 0,
@@ -62,6 +67,18 @@ impl SimulatedVm {
 
     pub(super) fn require_active(&self) -> Result<()> {
         if self.is_active() { Ok(()) } else { Err(Error::Conflict("the VM is not running".into())) }
+    }
+
+    pub(super) fn add_connection(&mut self, connection: &Arc<UnixStream>) {
+        self.connections.retain(|connection| connection.strong_count() > 0);
+        self.connections.push(Arc::downgrade(connection));
+    }
+
+    pub(super) fn close_connections(&mut self) {
+        for connection in self.connections.drain(..).filter_map(|connection| connection.upgrade()) {
+            // Fails if the user has closed it.
+            let _ = connection.shutdown(Shutdown::Both);
+        }
     }
 
     /// Returns an error if no snapshot can be taken of a device.

@@ -149,6 +149,7 @@ impl SimulatedVms {
         for (id, vm) in &mut self.state.lock().vms {
             if which(*id) && vm.is_active() {
                 vm.power = power.clone();
+                vm.close_connections();
                 terminated.push(*id);
             }
         }
@@ -181,6 +182,9 @@ impl SimulatedVms {
         let vm = state.vms.get_mut(&id).ok_or_else(|| Error::not_found("VM"))?;
         let before = vm.power.clone();
         let result = update(vm);
+        if !vm.is_active() {
+            vm.close_connections();
+        }
         let changed = (vm.power != before).then(|| vm.power.clone());
         let plan = vm.plan.clone();
         drop(state);
@@ -319,7 +323,7 @@ impl VmsState {
 }
 
 /// Writes the output of a guest, and then returns its input like a terminal, until the user leaves.
-fn echo(mut stream: UnixStream, output: &str) {
+fn echo(mut stream: &UnixStream, output: &str) {
     let mut buffer = [0; 1024];
     let mut written = stream.write_all(output.as_bytes());
     while let (Ok(()), Ok(size @ 1..)) = (&written, stream.read(&mut buffer)) {
@@ -341,11 +345,13 @@ impl SimulatedVms {
     fn open_echo(&self, id: InstanceId, text: impl FnOnce(&SimulatedVm) -> String) -> Result<UnixStream> {
         let (text, (guest, user)) = self.update(id, |vm| {
             vm.require_active()?;
-            let pair = UnixStream::pair().map_err(io_error("failed to create a socket pair"))?;
-            Ok((text(vm), pair))
+            let (guest, user) = UnixStream::pair().map_err(io_error("failed to create a socket pair"))?;
+            let guest = Arc::new(guest);
+            vm.add_connection(&guest);
+            Ok((text(vm), (guest, user)))
         })?;
         user.set_nonblocking(true).map_err(io_error("failed to configure a socket"))?;
-        std::thread::spawn(move || echo(guest, &text));
+        std::thread::spawn(move || echo(&guest, &text));
         Ok(user)
     }
 }

@@ -15,15 +15,15 @@ fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     }
     frame.extend(mask);
     let mut payload = payload.to_vec();
-    unmask(&mut payload, mask, 0);
+    apply_mask(&mut payload, mask, 0);
     frame.extend(payload);
     frame
 }
 
-/// Starts a relay, and returns the connections of the client and of the peer.
+/// Starts the relay of a server, and returns the connections of the client and of the peer.
 fn start() -> (DuplexStream, DuplexStream) {
     let ((user, client), (guest, peer)) = (tokio::io::duplex(1 << 20), tokio::io::duplex(1 << 20));
-    tokio::spawn(relay(client, peer));
+    tokio::spawn(relay(client, peer, Role::Server));
     (user, guest)
 }
 
@@ -38,31 +38,6 @@ async fn read_all(mut stream: DuplexStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).await.unwrap();
     bytes
-}
-
-#[test]
-fn reads_the_headers_of_a_client() {
-    let headers = |version: &str, key: &str, protocols: &str| {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::SEC_WEBSOCKET_VERSION, version.parse().unwrap());
-        headers.insert(header::SEC_WEBSOCKET_KEY, key.parse().unwrap());
-        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, protocols.parse().unwrap());
-        headers
-    };
-    let key = "dGhlIHNhbXBsZSBub25jZQ==";
-    let (accept, ticket) = read_headers(&headers("13", key, "binary, muster-ticket.abc")).unwrap();
-    // The example of RFC 6455.
-    assert_eq!((accept.to_str().unwrap(), ticket.expose()), ("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", "abc"));
-    for (version, key, protocols) in [
-        ("8", key, "binary, muster-ticket.abc"),
-        ("13", "short", "binary, muster-ticket.abc"),
-        ("13", key, "binary"),
-        ("13", key, "muster-ticket.abc"),
-        ("13", key, ""),
-    ] {
-        assert!(read_headers(&headers(version, key, protocols)).is_err(), "{version} {protocols}");
-    }
-    assert!(read_headers(&HeaderMap::new()).is_err());
 }
 
 #[tokio::test]
@@ -138,4 +113,82 @@ async fn disconnects_a_client_that_sends_no_sign_of_life() {
     assert_eq!(read_all(guest).await, b"");
     assert!((90..=150).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
     assert_eq!(read_all(user).await, b"\x89\x00\x89\x00\x89\x00\x88\x02\x03\xe8");
+}
+
+/// Connects the relays of a client and of a server. Returns the connections of the user and of the guest, and why the client's
+/// relay ends.
+fn start_both() -> (DuplexStream, DuplexStream, tokio::task::JoinHandle<RelayEnd>) {
+    let (client, server) = tokio::io::duplex(1 << 16);
+    let ((user, local), (guest, peer)) = (tokio::io::duplex(1 << 16), tokio::io::duplex(1 << 16));
+    tokio::spawn(relay(server, peer, Role::Server));
+    (user, guest, tokio::spawn(relay(client, local, Role::Client)))
+}
+
+#[tokio::test]
+async fn client_and_server_understand_each_other() {
+    let (mut user, mut guest, end) = start_both();
+    let bytes: Vec<u8> = (0..=u8::MAX).cycle().take(50_000).collect();
+    user.write_all(&bytes).await.unwrap();
+    assert_eq!(read(&mut guest, bytes.len()).await, bytes);
+    guest.write_all(&bytes).await.unwrap();
+    assert_eq!(read(&mut user, bytes.len()).await, bytes);
+    guest.write_all(b"bye").await.unwrap();
+    drop(guest);
+    assert_eq!(read_all(user).await, b"bye", "all bytes before the end");
+    assert_eq!(end.await.unwrap(), RelayEnd::Closed);
+    let (user, guest, end) = start_both();
+    drop(user);
+    assert_eq!(read_all(guest).await, b"");
+    assert_eq!(end.await.unwrap(), RelayEnd::PeerClosed);
+}
+
+#[tokio::test]
+async fn client_tells_a_lost_connection_from_a_closed_one() {
+    for (sent, expected) in [
+        (b"\x82\x02hi".as_slice(), RelayEnd::Lost),
+        (b"\x82\x05hi", RelayEnd::Lost),
+        (b"\x88\x00", RelayEnd::Closed),
+        (b"\x88\x02\x03\xe8", RelayEnd::Closed),
+        (b"\x88\x02\x03\xf3", RelayEnd::ClosedWith("status 1011".into())),
+        (b"\x88\x04\x03\xe8no", RelayEnd::ClosedWith("no".into())),
+        (b"\x82\x82masked", RelayEnd::InvalidFrame),
+    ] {
+        let ((mut server, client), (_user, local)) = (tokio::io::duplex(64), tokio::io::duplex(64));
+        server.write_all(sent).await.unwrap();
+        drop(server);
+        assert_eq!(relay(client, local, Role::Client).await, expected, "{sent:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_connection_stays_open_for_an_hour() {
+    let (user, guest, end) = start_both();
+    let started = Instant::now();
+    let (_, _, end) = tokio::join!(read_all(user), read_all(guest), end);
+    assert_eq!(started.elapsed().as_secs(), 3600);
+    let reason = "no data was transferred for an hour";
+    assert!([RelayEnd::Idle, RelayEnd::ClosedWith(reason.into())].contains(&end.unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_peer_is_not_a_closed_one() {
+    let peer = tokio::io::join(FailingReader, tokio::io::sink());
+    let (client, server) = tokio::io::duplex(64);
+    let (_user, local) = tokio::io::duplex(64);
+    let ends = tokio::join!(relay(server, peer, Role::Server), relay(client, local, Role::Client));
+    assert_eq!(ends.0, RelayEnd::PeerFailed);
+    assert_eq!(ends.1, RelayEnd::ClosedWith("the connection to the node of the instance failed".into()));
+}
+
+/// A connection that fails.
+struct FailingReader;
+
+impl AsyncRead for FailingReader {
+    fn poll_read(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        _: &mut tokio::io::ReadBuf<'_>,
+    ) -> std::task::Poll<io::Result<()>> {
+        std::task::Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()))
+    }
 }
