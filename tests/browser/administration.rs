@@ -174,3 +174,51 @@ fn shows_the_secret_of_a_webhook_once_and_the_log_of_its_deliveries() {
     assert_eq!(page.evaluate("document.querySelectorAll('main img, main script').length"), json!(0));
     page.check();
 }
+
+/// Returns a condition: a meter of the page shows a text.
+fn meter_shows(label: &str, text: &str) -> String {
+    let selector = format!("[role=meter][aria-label={}]", json!(label));
+    format!("document.querySelector({})?.getAttribute('aria-valuetext') === {}", json!(selector), json!(text))
+}
+
+#[test]
+fn overview_shows_usage_and_quotas_of_namespaces_as_they_change() {
+    let Some(mut browser) = Browser::start() else { return };
+    let server = Server::start();
+    let body = json!({ "namespace": "ci", "key_name": "k", "key": "secret of ci" });
+    server.post("/auth/namespaces", body);
+    let set_limit = |name: &str, limit: u64| {
+        let path = format!("/auth/namespaces/ci/quotas/{name}");
+        server.call(Method::PUT, &path, Some(json!({ "limit": limit })));
+    };
+    set_limit("cpus", 4);
+    let create = |name: &str| {
+        let body = json!({ "name": name, "cpus": 1, "memory": 256, "disk": [{ "size": 2 }], "network": [],
+            "namespace": "ci" });
+        server.post("/instances", body)["uuid"].as_str().unwrap().to_owned()
+    };
+    create("one");
+    let mut page = browser.open(&server.daemon.url, DESKTOP);
+    page.load(&server.login_path());
+    page.wait_for(&meter_shows("CPUs of ci", "1 of 4"));
+    page.wait_for_text("no limit");
+    let other = create("two");
+    page.wait_for(&meter_shows("CPUs of ci", "2 of 4"));
+    set_limit("cpus", 8);
+    page.wait_for(&meter_shows("CPUs of ci", "2 of 8"));
+    set_limit("disk_gb", 16);
+    page.wait_for(&meter_shows("Disk (GB) of ci", "4 of 16"));
+    server.call(Method::DELETE, &format!("/instances/{other}"), None);
+    page.wait_for(&meter_shows("CPUs of ci", "1 of 8"));
+    page.check();
+
+    // Users see the quotas of their namespace. They get no events of it, but those of its instances.
+    page.click("Log out");
+    page.fill("Namespace", "ci");
+    page.fill("Key", "secret of ci");
+    page.click("Log in");
+    page.wait_for(&meter_shows("CPUs", "1 of 8"));
+    create("three");
+    page.wait_for(&meter_shows("CPUs", "2 of 8"));
+    page.check();
+}

@@ -3,6 +3,9 @@ import { html } from "./view.js";
 import { Meter } from "./parts.js";
 import { bytes, number } from "./format.js";
 
+/** The quotas that limit what the instances of a namespace have. */
+export const CAPACITY = ["instances", "cpus", "memory_mb", "disk_gb"];
+
 const TITLES = {
   cpus: "CPUs",
   memory_mb: "Memory (MB)",
@@ -13,6 +16,22 @@ const TITLES = {
 
 export const quotaTitle = (name) => TITLES[name] ?? name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
 const amount = (name, value) => (name.endsWith("_bytes") ? bytes(value) : number(value));
+
+/** What a namespace uses of a quota. */
+export const QuotaUsage = ({ quota, label }) =>
+  quota.limit == null
+    ? html`
+        ${amount(quota.name, quota.used)}
+        <span class="muted aside">no limit</span>
+      `
+    : html`
+        <${Meter}
+          label=${label}
+          used=${quota.used}
+          total=${quota.limit}
+          text=${`${amount(quota.name, quota.used)} of ${amount(quota.name, quota.limit)}`}
+        />
+      `;
 
 export function QuotaTable({ quotas, actions }) {
   return html`
@@ -36,23 +55,7 @@ export function QuotaTable({ quotas, actions }) {
             (quota) => html`
               <tr key=${quota.name}>
                 <td>${quotaTitle(quota.name)}</td>
-                <td>
-                  ${
-                    quota.limit == null
-                      ? html`
-                          ${amount(quota.name, quota.used)}
-                          <span class="muted aside">no limit</span>
-                        `
-                      : html`
-                          <${Meter}
-                            label=${quotaTitle(quota.name)}
-                            used=${quota.used}
-                            total=${quota.limit}
-                            text=${`${amount(quota.name, quota.used)} of ${amount(quota.name, quota.limit)}`}
-                          />
-                        `
-                  }
-                </td>
+                <td><${QuotaUsage} quota=${quota} label=${quotaTitle(quota.name)} /></td>
                 ${
                   actions
                     ? html`

@@ -1,6 +1,6 @@
 // Overview: capacity, problems, running operations and recent events.
-import { html, useEffect, useState } from "../lib/view.js";
-import { get } from "../lib/api.js";
+import { html, useEffect, useRef, useState } from "../lib/view.js";
+import { get, seg } from "../lib/api.js";
 import {
   isRoutine,
   artifacts,
@@ -18,7 +18,7 @@ import { EventRow, ObjectLink } from "../lib/events.js";
 import { OperationRow, useRunning } from "../lib/operations.js";
 import { ShortTable, compare } from "../lib/table.js";
 import { CpuMeter, MemoryMeter, nodeState } from "../lib/nodes.js";
-import { QuotaTable } from "../lib/quotas.js";
+import { CAPACITY, QuotaTable, QuotaUsage, quotaTitle } from "../lib/quotas.js";
 import { bytes, megabytes, number } from "../lib/format.js";
 
 const MAX_EVENTS = 14;
@@ -26,6 +26,8 @@ const MAX_EVENTS = 14;
 const EARLIER_EVENTS = 60;
 const MAX_PROBLEMS = 12;
 const MAX_NAMESPACES = 10;
+/** Milliseconds without a change after which capacity is read again: one read for a burst of events. */
+const SETTLED = 300;
 
 /** Returns what needs attention, as `{type, uuid, name, text}`. */
 function problemsOf(nodeList, lists) {
@@ -69,29 +71,64 @@ function NodeTable({ nodeList, resources }) {
   `;
 }
 
-/** What the instances of each namespace have, the largest first. */
+/** Calls `run` after a burst of changes of `values`, but not for the first ones. */
+function useSettled(run, values) {
+  const isFirst = useRef(true);
+  useEffect(() => {
+    if (isFirst.current) {
+      isFirst.current = false;
+      return undefined;
+    }
+    const timer = setTimeout(run, SETTLED);
+    return () => clearTimeout(timer);
+  }, values);
+}
+
+/** What a namespace uses of its quotas. Usage changes with its instances, and limits with events of the namespace. */
+function NamespaceRow({ sum }) {
+  const path = `/auth/namespaces/${seg(sum.name)}/quotas`;
+  const quotas = useLive(() => get(path), [`namespace/${sum.name}`], [path]);
+  useSettled(quotas.reload, [sum.instances, sum.cpus, sum.memory, sum.disk]);
+  const cell = (name) => {
+    const quota = quotas.value?.find((other) => other.name === name);
+    return html`
+      <td key=${name} class=${name === "disk_gb" ? "wide" : ""}>
+        ${
+          quota
+            ? html`
+                <${QuotaUsage} quota=${quota} label=${`${quotaTitle(name)} of ${sum.name}`} />
+              `
+            : "–"
+        }
+      </td>
+    `;
+  };
+  return html`
+    <tr>
+      <td><a class="row-name" href=${link("namespaces", sum.name)}>${sum.name}</a></td>
+      ${CAPACITY.map(cell)}
+    </tr>
+  `;
+}
+
+/** The namespaces with instances, the largest first. */
 function NamespaceTable({ vms }) {
   const sums = new Map();
   for (const vm of vms) {
-    const sum = sums.get(vm.namespace) ?? { name: vm.namespace, instances: 0, cpus: 0, memory: 0 };
+    const sum = sums.get(vm.namespace) ?? { name: vm.namespace, instances: 0, cpus: 0, memory: 0, disk: 0 };
     sum.instances++;
     sum.cpus += vm.cpus;
     sum.memory += vm.memory;
+    for (const disk of vm.disk_spec) sum.disk += disk.size ?? 0;
     sums.set(vm.namespace, sum);
   }
-  const row = (sum) => html`
-    <tr key=${sum.name}>
-      <td><a href=${link("namespaces", sum.name)}>${sum.name}</a></td>
-      <td class="end">${number(sum.instances)}</td>
-      <td class="end">${number(sum.cpus)}</td>
-      <td class="end">${megabytes(sum.memory)}</td>
-    </tr>
-  `;
   return html`
     <${ShortTable}
-      columns=${["Namespace", ["Instances", "end"], ["CPUs", "end"], ["Memory", "end"]]}
+      columns=${["Namespace", ...CAPACITY.map((name) => [quotaTitle(name), name === "disk_gb" ? "wide" : ""])]}
       records=${[...sums.values()].sort((a, b) => b.memory - a.memory).slice(0, MAX_NAMESPACES)}
-      row=${row}
+      row=${(sum) => html`
+        <${NamespaceRow} key=${sum.name} sum=${sum} />
+      `}
       empty="No namespace has instances."
     />
   `;
@@ -104,23 +141,16 @@ export default function Overview({ session, admin }) {
   const hosts = useCollection(nodes, admin);
   const [, tick] = useState(0);
   useEvents(() => tick((n) => n + 1));
-  // Capacity changes with instances and nodes; one read for a burst of events.
-  const [generation, setGeneration] = useState(0);
-  useEffect(() => {
-    const timer = setTimeout(() => setGeneration((n) => n + 1), 300);
-    return () => clearTimeout(timer);
-  }, [vms.records, hosts.records]);
   const resources = useLive(
-    () => (admin ? get("/admin/resources") : get(`/auth/namespaces/${encodeURIComponent(session.namespace)}/quotas`)),
+    () => (admin ? get("/admin/resources") : get(`/auth/namespaces/${seg(session.namespace)}/quotas`)),
     [],
     [admin],
   );
-  useEffect(() => {
-    if (generation > 1) resources.reload();
-  }, [generation]);
+  // Capacity changes with instances and nodes.
+  useSettled(resources.reload, [vms.records, hosts.records]);
   const earlier = useLive(
     () =>
-      admin ? get(`/auth/namespaces/${encodeURIComponent(session.namespace)}/events?limit=${EARLIER_EVENTS}`) : [],
+      admin ? get(`/auth/namespaces/${seg(session.namespace)}/events?limit=${EARLIER_EVENTS}`) : [],
     [],
     [admin],
   );
@@ -172,7 +202,14 @@ export default function Overview({ session, admin }) {
           admin
             ? html`
                 <${Panel} title="Nodes"><${NodeTable} nodeList=${hosts.records} resources=${resources.value} /><//>
-                <${Panel} title="Namespaces"><${NamespaceTable} vms=${vms.records} /><//>
+                <${Panel}
+                  title="Namespaces"
+                  actions=${html`
+                    <a href="#/namespaces">All namespaces</a>
+                  `}
+                >
+                  <${NamespaceTable} vms=${vms.records} />
+                <//>
               `
             : html`
                 <${Panel} title="Quotas">
