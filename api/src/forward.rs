@@ -98,6 +98,13 @@ impl OriginalRequest {
         Ok(Self { method: Method::GET, uri, headers: HeaderMap::new(), body: Bytes::new() })
     }
 
+    /// Creates a request with a JSON body, to send it in place of the one that arrived.
+    pub(crate) fn post(path: &str, body: &serde_json::Value) -> Result<Self, Error> {
+        let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+        let (headers, body) = (headers.into_iter().collect(), Bytes::from(body.to_string()));
+        Ok(Self { method: Method::POST, headers, body, ..Self::get(path)? })
+    }
+
     pub(crate) fn uri(&self) -> &Uri {
         &self.uri
     }

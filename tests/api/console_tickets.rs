@@ -243,3 +243,52 @@ async fn client_uses_a_ticket_once_and_only_in_its_namespace() {
     assert_eq!(off.status, 200, "{}", off.text);
     assert_eq!(relaying.await.unwrap(), RelayEnd::Closed);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ticket_runs_a_command_with_a_terminal() {
+    let (cluster, token) = cluster(&[]).await;
+    let server = serve(&cluster).await;
+    let record = create(&cluster, &token, "www", &json!({})).await;
+    let path = format!("/instances/{}", text(&record, "uuid"));
+    muster_test_cluster::wait_for("the agent", async || {
+        let record = cluster.call(&token, Method::GET, &path, None).await.body;
+        (record["agent_state"] == "ready").then_some(())
+    })
+    .await;
+    let tickets = format!("{path}/console-tickets");
+    let terminal =
+        json!({"kind": "terminal", "command_line": "top", "term": "dumb", "rows": 40, "columns": 100});
+    let created = cluster.call(&token, Method::POST, &tickets, Some(terminal.clone())).await;
+    assert_eq!((created.status.as_u16(), &created.body["password"]), (200, &Value::Null), "{}", created.text);
+    let response = open(&server, &record, text(&created.body, "ticket"), None).await;
+    assert_eq!(response.status(), 101);
+    let mut socket = response.upgrade().await.unwrap();
+    let greeting = b"top in dumb\r\n40 100\r\n";
+    receive_until(
+        &mut socket,
+        &[&[0, 0, u8::try_from(greeting.len()).unwrap()], greeting.as_slice()].concat(),
+    )
+    .await;
+    send(&mut socket, b"\x00\x00\x01\x03").await;
+    receive_until(&mut socket, &[2, 0, 4, 0, 0, 0, 130]).await;
+    assert_eq!(receive(&mut socket).await, None, "the session has ended");
+
+    for (body, status) in [
+        (json!({"kind": "terminal"}), 400),
+        (json!({"kind": "terminal", "command_line": ""}), 400),
+        (json!({"kind": "terminal", "command_line": "top", "term": "a b"}), 400),
+        (json!({"kind": "serial", "command_line": "top"}), 400),
+    ] {
+        let response = cluster.call(&token, Method::POST, &tickets, Some(body.clone())).await;
+        assert_eq!(response.status, status, "{body}: {}", response.text);
+    }
+    for (scopes, status) in [
+        (["instance.console", "instance.read"], 403),
+        (["instance.execute", "instance.read"], 403),
+        (["instance.console", "instance.execute"], 200),
+    ] {
+        let limited = scoped_token(&cluster, "ci", &scopes).await;
+        let response = cluster.call(&limited, Method::POST, &tickets, Some(terminal.clone())).await;
+        assert_eq!(response.status, status, "{scopes:?}: {}", response.text);
+    }
+}

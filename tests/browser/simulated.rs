@@ -73,8 +73,21 @@ fn logs_in_by_ticket_and_creates_a_network_and_an_instance() {
     page.click("Power on");
     page.wait_for("document.querySelector('.heading .state')?.textContent === 'on'");
     page.click("Agent");
-    page.fill("Command line", "echo hello");
+    page.wait_for(
+        "document.querySelector('form.command') && \
+         !document.body.innerText.includes('Commands wait until it is ready')",
+    );
+    // Simulated terminals run until they are interrupted: the output arrives before the command ends.
+    page.fill("Command line", "top");
     page.click("Run");
+    page.wait_for(
+        "document.querySelector('pre[aria-label=output]')?.textContent === 'top in dumb\\n50 200\\n'",
+    );
+    page.wait_for_text("executing");
+    page.click("Stop");
+    page.wait_for_text("exit code 130");
+    page.fill("Command line", "echo hello");
+    page.click("Run in background");
     page.wait_for_text("exit code 0");
     page.click("Summary");
     page.wait_for("document.querySelectorAll('.history li').length > 3");

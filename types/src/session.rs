@@ -19,6 +19,8 @@ string_enum! {
         Spice = "spice",
         /// The serial console.
         Serial = "serial",
+        /// A command that the agent runs with a terminal in the guest.
+        Terminal = "terminal",
     }
 }
 
@@ -53,6 +55,6 @@ pub struct ConsoleTicketRecord {
     pub expires: f64,
     /// The path of the WebSocket.
     pub path: String,
-    /// The password of the display; `null` for the serial console. It changes whenever the instance is powered on.
+    /// The password of the display; `null` for other consoles. It changes whenever the instance is powered on.
     pub password: Option<String>,
 }

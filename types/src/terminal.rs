@@ -11,6 +11,7 @@
 //! | 3 | server | why the session failed, as text; it has ended |
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
 
 /// The protocol that a client requests with the header `Upgrade`.
 pub const TERMINAL_PROTOCOL: &str = "muster-terminal";
@@ -30,14 +31,14 @@ const EXITED: u8 = 2;
 const FAILED: u8 = 3;
 
 /// The size of a terminal in characters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalSize {
     pub rows: u16,
     pub columns: u16,
 }
 
 /// A command line for the shell of a guest, and the terminal that it runs in.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalRequest {
     pub command_line: String,
     /// The terminal type, which programs in the guest find in `TERM`.

@@ -8,23 +8,28 @@ use axum::response::Response;
 use bytes::BytesMut;
 use futures_util::StreamExt as _;
 use muster_types::guest::{GuestTerminal, TerminalInput, TerminalOutput, TerminalOutputStream};
+use muster_types::ids::InstanceId;
+use muster_types::node::NodeApi;
 use muster_types::terminal::{
     DEFAULT_TERMINAL_SIZE, KEEPALIVE_INTERVAL, SILENCE_TIMEOUT, TERMINAL_PROTOCOL, TerminalFrame,
     TerminalRequest, TerminalSize, take_frame,
 };
 use serde::Deserialize;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
 use utoipa::ToSchema;
 
 use crate::arguments::{Args, required};
 use crate::error::ApiResult;
 use crate::forward::{OriginalRequest, unplaced};
 use crate::guard::Authenticated;
-use crate::upgrade::{RequestedUpgrade, UpgradedStream};
+use crate::upgrade::RequestedUpgrade;
 use muster_control::app::App;
+use muster_control::auth::Caller;
 use muster_control::objects::agent_operation::terminal;
 use muster_control::objects::instance;
 use muster_control::objects::node_location::NodeLocation;
+use muster_store::instances::InstanceRow;
 
 /// The terminal type if the client has none.
 const DEFAULT_TERM: &str = "xterm";
@@ -38,17 +43,17 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct NewTerminal {
     /// A command line for the shell of the guest, such as `bash`.
     #[schema(value_type = String)]
-    command_line: Option<String>,
+    pub(super) command_line: Option<String>,
     /// The terminal type, such as `xterm-256color`; absent: `xterm`.
-    term: Option<String>,
+    pub(super) term: Option<String>,
     /// The height of the terminal in characters; absent: 24.
-    rows: Option<u16>,
+    pub(super) rows: Option<u16>,
     /// The width of the terminal in characters; absent: 80.
-    columns: Option<u16>,
+    pub(super) columns: Option<u16>,
 }
 
 impl NewTerminal {
-    fn request(self) -> muster_types::Result<TerminalRequest> {
+    pub(super) fn request(self) -> muster_types::Result<TerminalRequest> {
         let size = TerminalSize {
             rows: self.rows.unwrap_or(DEFAULT_TERMINAL_SIZE.rows),
             columns: self.columns.unwrap_or(DEFAULT_TERMINAL_SIZE.columns),
@@ -95,10 +100,38 @@ pub(crate) async fn open(
     Ok(upgrade.accept(async move |stream| session.end(serve(stream, guest).await)))
 }
 
+/// Runs a command with a terminal in an instance on a node of this daemon. Returns the connection that carries its frames.
+pub(super) async fn start(
+    app: &Arc<App>,
+    caller: &Caller,
+    node: &Arc<dyn NodeApi>,
+    row: &InstanceRow,
+    request: &TerminalRequest,
+) -> ApiResult<DuplexStream> {
+    let (guest, session) = terminal::open(app, caller, node, row, request).await?;
+    let (client, stream) = tokio::io::duplex(READ_SIZE);
+    tokio::spawn(async move { session.end(serve(stream, guest).await) });
+    Ok(client)
+}
+
+/// Returns the request with which the daemon of another node runs a command with a terminal.
+pub(super) fn forwarded_terminal(
+    instance: InstanceId,
+    request: &TerminalRequest,
+) -> muster_types::Result<OriginalRequest> {
+    let TerminalRequest { command_line, term, size } = request;
+    let body =
+        json!({ "command_line": command_line, "term": term, "rows": size.rows, "columns": size.columns });
+    OriginalRequest::post(&format!("/instances/{instance}/agent/terminal"), &body)
+}
+
 /// Relays data between a client and a guest until one of them ends. Returns the exit code, or the reason why the
 /// command has none.
-async fn serve(stream: UpgradedStream, guest: GuestTerminal) -> Result<i32, String> {
-    let (reader, mut writer) = tokio::io::split(stream);
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    guest: GuestTerminal,
+) -> Result<i32, String> {
+    let (reader, mut writer) = tokio::io::split(Box::pin(stream));
     let result = tokio::select! {
         result = send_output(&mut writer, guest.output) => result,
         reason = receive_input(reader, guest.input) => Err(reason),
@@ -116,7 +149,7 @@ async fn serve(stream: UpgradedStream, guest: GuestTerminal) -> Result<i32, Stri
     result
 }
 
-async fn write_frame(writer: &mut WriteHalf<UpgradedStream>, frame: &TerminalFrame) -> Result<(), String> {
+async fn write_frame(writer: &mut (impl AsyncWrite + Unpin), frame: &TerminalFrame) -> Result<(), String> {
     let mut buffer = BytesMut::new();
     frame.encode(&mut buffer);
     writer.write_all(&buffer).await.map_err(|error| format!("the connection of the client broke: {error}"))
@@ -124,7 +157,7 @@ async fn write_frame(writer: &mut WriteHalf<UpgradedStream>, frame: &TerminalFra
 
 /// Sends the output of a guest. Returns the exit code of the command.
 async fn send_output(
-    writer: &mut WriteHalf<UpgradedStream>,
+    writer: &mut (impl AsyncWrite + Unpin),
     mut output: TerminalOutputStream,
 ) -> Result<i32, String> {
     let interval = Duration::from_secs(KEEPALIVE_INTERVAL);
@@ -141,7 +174,7 @@ async fn send_output(
 }
 
 /// Passes the input of a client to a guest, until it ends. Returns the reason.
-async fn receive_input(mut reader: ReadHalf<UpgradedStream>, mut input: Box<dyn TerminalInput>) -> String {
+async fn receive_input(mut reader: impl AsyncRead + Unpin, mut input: Box<dyn TerminalInput>) -> String {
     let mut buffer = BytesMut::new();
     loop {
         loop {

@@ -1,4 +1,4 @@
-//! `/instances`: consoles for browsers, through WebSockets that a ticket opens.
+//! `/instances`: consoles and commands with a terminal through WebSockets, which a ticket opens.
 
 use std::sync::Arc;
 
@@ -7,10 +7,12 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use muster_types::Error;
 use muster_types::session::{ConsoleKind, ConsoleTicketRecord};
+use muster_types::terminal::TERMINAL_PROTOCOL;
 use muster_types::vm::{CONSOLE_PROTOCOL, DISPLAY_PROTOCOL};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
+use super::agent_terminal::{NewTerminal, forwarded_terminal, start};
 use super::instance_console::connect;
 use crate::arguments::{Args, NoArgs, required};
 use crate::error::ApiResult;
@@ -20,7 +22,7 @@ use crate::request::Incoming;
 use crate::response::{Json, named_bodies};
 use crate::websocket::TicketSocket;
 use muster_control::app::App;
-use muster_control::objects::instance::console_ticket::{self, ConsoleUse};
+use muster_control::objects::instance::console_ticket::{self, ConsoleUse, RequestedConsole};
 use muster_control::objects::instance::{find_own, locate, require_created};
 use muster_control::objects::node_location::NodeLocation;
 
@@ -33,9 +35,40 @@ pub(crate) struct NewConsoleTicket {
     /// The console to connect to.
     #[schema(value_type = ConsoleKind)]
     kind: Option<String>,
+    /// The command of a terminal: a command line for the shell of the guest. Required for `terminal`, and only for it.
+    command_line: Option<String>,
+    /// The type of the terminal, such as `xterm-256color`; absent: `xterm`.
+    term: Option<String>,
+    /// The height of the terminal in characters; absent: 24.
+    rows: Option<u16>,
+    /// The width of the terminal in characters; absent: 80.
+    columns: Option<u16>,
+}
+
+impl NewConsoleTicket {
+    fn console(self) -> Result<RequestedConsole, Error> {
+        let kind = required("kind", self.kind)?;
+        let kind: ConsoleKind = kind.parse().map_err(|error| Error::Invalid(format!("kind: {error}")))?;
+        let new = NewTerminal {
+            command_line: self.command_line,
+            term: self.term,
+            rows: self.rows,
+            columns: self.columns,
+        };
+        let terminal = match kind {
+            ConsoleKind::Terminal => Some(new.request()?),
+            ConsoleKind::Vnc | ConsoleKind::Spice | ConsoleKind::Serial if new.command_line.is_some() => {
+                return Err(Error::Invalid("command_line: only a terminal runs a command".into()));
+            }
+            ConsoleKind::Vnc | ConsoleKind::Spice | ConsoleKind::Serial => None,
+        };
+        Ok(RequestedConsole { kind, terminal })
+    }
 }
 
 /// Creates a ticket for one connection to a console of the instance. It is valid for 30 seconds.
+///
+/// A ticket for a `terminal` also needs the scope `instance.execute`. The command runs when the connection is opened.
 #[utoipa::path(post, path = "/instances/{instance_ref}/console-tickets", tag = "instances",
     params(("instance_ref" = String, Path)), request_body = NewConsoleTicket, responses(
     (status = 404, description = "No such instance."), (status = 406, description = "The instance is not ready."),
@@ -48,13 +81,12 @@ pub(crate) async fn create(
     request: OriginalRequest,
     Args(new): Args<NewConsoleTicket>,
 ) -> ApiResult<MaybeForwarded<Json<ConsoleTicketRecord>>> {
-    let kind = required("kind", new.kind)?;
-    let kind: ConsoleKind = kind.parse().map_err(|error| Error::Invalid(format!("kind: {error}")))?;
+    let console = new.console()?;
     let row = find_own(&app, &caller, &reference, None).await?;
     require_created(&row)?;
     match InstanceNode::find(&app, &caller, &row, request).await? {
         InstanceNode::Local(node) => {
-            let record = console_ticket::create(&app, &caller, &node, &row, kind).await?;
+            let record = console_ticket::create(&app, &caller, &node, &row, console).await?;
             Ok(MaybeForwarded::Local(Json(record)))
         }
         InstanceNode::Forwarded(response) => Ok(MaybeForwarded::Forwarded(response)),
@@ -65,7 +97,8 @@ pub(crate) async fn create(
 /// Opens a console with a ticket, as a WebSocket whose messages are parts of the stream of bytes.
 ///
 /// The ticket is a subprotocol, so that it is not in the URL. Pages of other servers are refused. The connection ends with the
-/// VM, after an hour without a byte, and when the client does not respond to pings. Displays require their password.
+/// VM, after an hour without a byte, and when the client does not respond to pings. Displays require their password. The stream
+/// of a terminal consists of the frames of `POST /instances/{instance_ref}/agent/terminal`.
 #[utoipa::path(get, path = "/instances/{instance_ref}/console-socket", tag = "instances",
     params(("instance_ref" = String, Path, description = "UUID of the instance."),
         ("Upgrade" = String, Header, description = "The protocol to change to.", example = "websocket"),
@@ -75,7 +108,8 @@ pub(crate) async fn create(
     (status = 401, description = "The ticket does not exist, was used, has expired, or is for another instance."),
     (status = 403, description = "The header `Origin` is that of another server."),
     (status = 404, description = "No such instance."), (status = 406, description = "The instance is not ready."),
-    (status = 409, description = "The instance is not running."),
+    (status = 409, description = "The instance is not running, or its agent refuses the command."),
+    (status = 429, description = "Too many sessions are open."),
     (status = 503, description = "The console has too many connections, or a dependency is unavailable.")))]
 pub(crate) async fn open(
     State(app): State<Arc<App>>,
@@ -85,16 +119,21 @@ pub(crate) async fn open(
     _: Args<NoArgs>,
 ) -> ApiResult<Response> {
     let used = console_ticket::redeem(&app, &socket.ticket, &reference, incoming.origin()).await?;
-    let ConsoleUse { caller, instance, kind } = used;
-    let is_display = kind != ConsoleKind::Serial;
-    match locate(&app, &instance).await? {
-        None => Err(unplaced().into()),
-        Some(NodeLocation::Local(node)) => {
-            Ok(socket.relay(connect(&app, &caller, &node, &instance, is_display).await?))
-        }
-        Some(NodeLocation::Remote(node)) => {
-            let request = OriginalRequest::get(&format!("/instances/{}/console", instance.id))?;
-            let protocol = if is_display { DISPLAY_PROTOCOL } else { CONSOLE_PROTOCOL };
+    let ConsoleUse { caller, instance, console } = used;
+    let is_display = matches!(console.kind, ConsoleKind::Vnc | ConsoleKind::Spice);
+    match locate(&app, &instance).await?.ok_or_else(unplaced)? {
+        NodeLocation::Local(node) => Ok(match console.terminal {
+            Some(terminal) => socket.relay(start(&app, &caller, &node, &instance, &terminal).await?),
+            None => socket.relay(connect(&app, &caller, &node, &instance, is_display).await?),
+        }),
+        NodeLocation::Remote(node) => {
+            let (request, protocol) = match &console.terminal {
+                Some(terminal) => (forwarded_terminal(instance.id, terminal)?, TERMINAL_PROTOCOL),
+                None => {
+                    let request = OriginalRequest::get(&format!("/instances/{}/console", instance.id))?;
+                    (request, if is_display { DISPLAY_PROTOCOL } else { CONSOLE_PROTOCOL })
+                }
+            };
             let peer = request.connect(&app, &node, &caller, &instance.namespace, protocol).await?;
             Ok(peer.map_or_else(|refusal| refusal, |peer| socket.relay(peer)))
         }

@@ -1,9 +1,10 @@
 // Commands and files in the guest, through its agent.
-import { html, useState } from "./view.js";
+import { html, useEffect, useRef, useState } from "./view.js";
 import { del, get, getText, post, seg, url } from "./api.js";
 import { useLive } from "./live.js";
 import { GuestFiles } from "./guest-files.js";
 import { Action, Empty, Failure, Field, Panel, State } from "./parts.js";
+import { runCommand } from "./sockets.js";
 
 const isPending = (operation) => ["preflight", "queued", "executing"].includes(operation.state);
 
@@ -38,6 +39,78 @@ function Output({ result }) {
   };
   return html`
     ${part("stdout")}${part("stderr")}
+  `;
+}
+
+/** The number of characters of live output that are kept. */
+const MAX_OUTPUT = 200000;
+
+/** Returns the text that a terminal without a cursor shows. */
+export const plainText = (output) =>
+  output
+    .replaceAll("\r\n", "\n")
+    .replaceAll(/\u001b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\u0007]*\u0007|[ -/]*[0-~])/g, "")
+    .replaceAll(/[^\n]*\r/g, "")
+    .replaceAll(/[\u0000-\u0008\u000b-\u001f\u007f]/g, "");
+
+/** A command whose output is shown while it runs. It ends with the page. */
+function LiveRun({ path, line, refused }) {
+  const [output, setOutput] = useState("");
+  const [result, setResult] = useState(null);
+  const command = useRef(null);
+  const [isInterrupted, setInterrupted] = useState(false);
+  useEffect(() => {
+    let isShown = true;
+    command.current = runCommand(path, line, {
+      output: (text) => isShown && setOutput((old) => (old + text).slice(-MAX_OUTPUT)),
+      ended: (end) => {
+        if (!isShown) return;
+        if (end.refused) refused();
+        else setResult(end);
+      },
+    });
+    return () => {
+      isShown = false;
+      command.current.end();
+    };
+  }, []);
+  const stop = () => {
+    if (isInterrupted) command.current.end();
+    else command.current.interrupt();
+    setInterrupted(true);
+  };
+  const state = result?.code == null ? (result ? "unknown" : "executing") : `exit code ${result.code}`;
+  return html`
+    <li class="run">
+      <div class="line-one">
+        <code>${line}</code>
+        <span class="actions">
+          <${State} value=${state} tone=${result ? (result.code === 0 ? "good" : "bad") : "busy"} />
+          ${
+            result
+              ? null
+              : html`
+                  <${Action} run=${stop}>${isInterrupted ? "End" : "Stop"}<//>
+                `
+          }
+        </span>
+      </div>
+      <${Failure} error=${result?.error} />
+      ${
+        result?.reason
+          ? html`
+              <p class="bad-text">${result.reason}</p>
+            `
+          : null
+      }
+      ${
+        output
+          ? html`
+              <pre class="output" aria-label="output" aria-live="polite">${plainText(output)}</pre>
+            `
+          : null
+      }
+    </li>
   `;
 }
 
@@ -127,16 +200,31 @@ export function Agent({ instance, path }) {
     setRuns([]);
     earlier.reload();
   };
-  const run = async (event) => {
-    event.preventDefault();
-    if (!line.trim()) return;
+  const [live, setLive] = useState([]);
+  const queue = async (commandLine) => {
     setError(null);
     try {
-      started(await post(`${path}/agent/execute`, { command_line: line }));
+      started(await post(`${path}/agent/execute`, { command_line: commandLine }));
       setLine("");
     } catch (failure) {
       setError(failure);
     }
+  };
+  // An agent that is not ready, or that has no terminals, runs the command from its queue.
+  const run = (event) => {
+    event.preventDefault();
+    const isBackground = event.submitter?.name === "background";
+    if (!line.trim()) return;
+    if (isBackground || instance.agent_state !== "ready") {
+      queue(line);
+      return;
+    }
+    setLive((old) => [{ id: (old[0]?.id ?? 0) + 1, line }, ...old]);
+    setLine("");
+  };
+  const refuse = (entry) => {
+    setLive((old) => old.filter((other) => other.id !== entry.id));
+    queue(entry.line);
   };
   const shown = [
     ...runs,
@@ -157,7 +245,23 @@ export function Agent({ instance, path }) {
             />
           <//>
           <button class="primary">Run</button>
+          <button name="background" title="Continues when the page is closed; the output is shown at the end">
+            Run in background
+          </button>
         </form>
+        ${
+          live.length
+            ? html`
+                <ul class="runs">
+                  ${live.map(
+                    (entry) => html`
+                      <${LiveRun} key=${entry.id} path=${path} line=${entry.line} refused=${() => refuse(entry)} />
+                    `,
+                  )}
+                </ul>
+              `
+            : null
+        }
         ${
           instance.agent_state !== "ready"
             ? html`

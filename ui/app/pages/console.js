@@ -1,22 +1,13 @@
 // The consoles of an instance: serial in a terminal, VGA as a remote screen.
 import { html, useEffect, useRef, useState } from "../lib/view.js";
-import { BASE, get, getText, post, seg } from "../lib/api.js";
+import { get, getText, seg } from "../lib/api.js";
 import { useLive } from "../lib/live.js";
 import { link, setQuery } from "../lib/router.js";
 import { Failure, Heading, InstanceState, State } from "../lib/parts.js";
+import { openSocket } from "../lib/sockets.js";
 
 /** The number of bytes of earlier output that a serial console shows first. */
 const HISTORY = 20000;
-
-/** Requests a one-time ticket and opens the WebSocket of a console with it. */
-async function connect(path, kind) {
-  const ticket = await post(`${path}/console-tickets`, { kind });
-  const address = new URL(ticket.path.replace(/^\//, ""), BASE);
-  address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
-  const socket = new WebSocket(address, ["binary", `muster-ticket.${ticket.ticket}`]);
-  socket.binaryType = "arraybuffer";
-  return { socket, password: ticket.password };
-}
 
 function Serial({ path, report }) {
   const element = useRef();
@@ -33,7 +24,7 @@ function Serial({ path, report }) {
       if (closed) return;
       const earlier = await getText(`${path}/consoledata?length=${HISTORY}`).catch(() => "");
       terminal.write(earlier.replaceAll(/\r?\n/g, "\r\n"));
-      const { socket } = await connect(path, "serial");
+      const { socket } = await openSocket(path, { kind: "serial" });
       cleanup.push(() => socket.close());
       if (closed) {
         socket.close();
@@ -75,7 +66,7 @@ function Vga({ path, report, keys }) {
     let screen = null;
     (async () => {
       const { default: RFB } = await import("../vendor/novnc/core/rfb.js");
-      const { socket, password } = await connect(path, "vnc");
+      const { socket, password } = await openSocket(path, { kind: "vnc" });
       if (closed) {
         socket.close();
         return;

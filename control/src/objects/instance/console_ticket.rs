@@ -8,24 +8,56 @@ use muster_types::key::Secret;
 use muster_types::node::NodeApi;
 use muster_types::session::{ConsoleKind, ConsoleTicketRecord, TicketPurpose};
 use muster_types::spec::Vdi;
+use muster_types::terminal::TerminalRequest;
 use muster_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{console, object, require_created};
 use crate::app::App;
-use crate::auth::{Caller, Origin, RequestDeadline};
+use crate::auth::{Caller, Origin, RequestDeadline, scopes};
+use crate::objects::agent_operation::terminal;
 use crate::objects::audit::with_caller;
 use crate::objects::ticket::{self, TicketKey};
 use muster_store::instances::{self, InstanceRow};
 
 /// The lifetime of a ticket, in seconds.
 const TICKET_LIFETIME: f64 = 30.0;
+/// The scope for running commands in guests.
+const EXECUTE_SCOPE: &str = "instance.execute";
 
 /// What a ticket allows.
 #[derive(Serialize, Deserialize)]
 struct ConsoleGrant {
     instance: InstanceId,
-    kind: ConsoleKind,
+    #[serde(flatten)]
+    console: RequestedConsole,
+}
+
+/// A console to connect to.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RequestedConsole {
+    pub kind: ConsoleKind,
+    /// The command that a terminal runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<TerminalRequest>,
+}
+
+impl RequestedConsole {
+    fn check(&self, caller: &Caller, row: &InstanceRow) -> Result<()> {
+        let display = if row.spec.video.vdi == Vdi::Vnc { ConsoleKind::Vnc } else { ConsoleKind::Spice };
+        match self.kind {
+            ConsoleKind::Serial => Ok(()),
+            ConsoleKind::Vnc | ConsoleKind::Spice if self.kind == display => Ok(()),
+            ConsoleKind::Vnc | ConsoleKind::Spice => Err(Error::Conflict(format!(
+                "kind: the display of the instance is {display}, not {}",
+                self.kind
+            ))),
+            ConsoleKind::Terminal if !scopes::grants(caller.scopes.as_deref(), EXECUTE_SCOPE) => {
+                Err(Error::Forbidden("token is not scoped for this operation".into()))
+            }
+            ConsoleKind::Terminal => self.terminal.as_ref().map_or(Ok(()), terminal::check),
+        }
+    }
 }
 
 /// The use of a ticket.
@@ -34,7 +66,7 @@ pub struct ConsoleUse {
     /// The creator of the ticket.
     pub caller: Caller,
     pub instance: InstanceRow,
-    pub kind: ConsoleKind,
+    pub console: RequestedConsole,
 }
 
 /// Creates a ticket for one connection to a console. Call it on the daemon of the instance's node.
@@ -43,12 +75,14 @@ pub async fn create(
     caller: &Caller,
     node: &Arc<dyn NodeApi>,
     row: &InstanceRow,
-    kind: ConsoleKind,
+    requested: RequestedConsole,
 ) -> Result<ConsoleTicketRecord> {
     require_created(row)?;
-    check_kind(row, kind)?;
+    requested.check(caller, row)?;
+    let kind = requested.kind;
+    let is_display = matches!(kind, ConsoleKind::Vnc | ConsoleKind::Spice);
     // Also rejects an instance that is not running.
-    let password = console::display_password(node, row).await?.filter(|_| kind != ConsoleKind::Serial);
+    let password = console::display_password(node, row).await?.filter(|_| is_display);
     let nonce = caller.nonce.clone();
     let nonce =
         nonce.ok_or_else(|| Error::Forbidden("only the key of a namespace can open a console".into()))?;
@@ -58,7 +92,7 @@ pub async fn create(
         nonce,
         scopes: caller.scopes.clone(),
     };
-    let grant = serde_json::to_value(ConsoleGrant { instance: row.id, kind })
+    let grant = serde_json::to_value(ConsoleGrant { instance: row.id, console: requested })
         .map_err(|error| Error::Internal(format!("failed to serialize a ticket: {error}")))?;
     let (ticket, expires) = ticket::create(app, TicketPurpose::Console, key, grant, TICKET_LIFETIME).await?;
     let event = Event::audit(object(row.id), "console ticket created").with("kind", kind.as_str());
@@ -69,14 +103,6 @@ pub async fn create(
         path: format!("/instances/{}/console-socket", row.id),
         password: password.map(|password| password.expose().to_owned()),
     })
-}
-
-fn check_kind(row: &InstanceRow, kind: ConsoleKind) -> Result<()> {
-    let display = if row.spec.video.vdi == Vdi::Vnc { ConsoleKind::Vnc } else { ConsoleKind::Spice };
-    if kind == ConsoleKind::Serial || kind == display {
-        return Ok(());
-    }
-    Err(Error::Conflict(format!("kind: the display of the instance is {display}, not {kind}")))
 }
 
 /// Consumes the ticket of a connection to the console of the instance `reference`.
@@ -106,5 +132,5 @@ pub async fn redeem(app: &App, ticket: &Secret, reference: &str, origin: Origin<
     let instance = instance.filter(|row| caller.may_change(&row.namespace));
     let instance = instance.ok_or_else(|| Error::not_found("instance"))?;
     require_created(&instance)?;
-    Ok(ConsoleUse { caller, instance, kind: grant.kind })
+    Ok(ConsoleUse { caller, instance, console: grant.console })
 }
