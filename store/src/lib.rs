@@ -74,7 +74,7 @@ pub use row::{Columns, FromRow, Read, Row, Select};
 pub use store::{DatabaseFacts, Snapshot, Store, Unfenced};
 pub use time::database_time;
 pub use transaction::{
-    Retry, Tx, beside_change, current_lease, dry_run, is_dry_run, run_change, run_keyed_change,
+    Retry, Tx, beside_change, current_lease, dry_run, is_dry_run, run_change, run_keyed_change, run_or_check,
 };
 pub(crate) use union::{Union, UnionRows};
 pub use value::{FromValue, Json, Value};

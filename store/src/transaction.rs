@@ -77,6 +77,11 @@ pub async fn dry_run<T>(change: impl Future<Output = T>) -> T {
     CHANGE.scope(state, change).await
 }
 
+/// Runs a change, or with `only_check` finds out what it would do.
+pub async fn run_or_check<T>(only_check: Option<bool>, change: impl Future<Output = T>) -> T {
+    if only_check.unwrap_or(false) { dry_run(change).await } else { change.await }
+}
+
 /// Whether the current task runs a change whose transactions are rolled back.
 #[must_use]
 pub fn is_dry_run() -> bool {

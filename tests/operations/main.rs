@@ -51,6 +51,7 @@ async fn cluster() -> Cluster {
         limit_memory_mb: one.clone(),
         limit_disk_gb: one,
         expires_in_seconds: hour,
+        dry_run: None,
     };
     objects::claim::create(app, &caller(), "doomed", &claim).await.unwrap();
     let object = ObjectRef::namespace("doomed");

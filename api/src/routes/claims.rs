@@ -18,6 +18,7 @@ use crate::routes::events::{EventQuery, events_of};
 use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::objects::claim::{self, ClaimRequest};
+use muster_store::run_or_check;
 
 /// Lists the claims of a namespace, including expired ones, oldest first.
 #[utoipa::path(get, path = "/auth/namespaces/{namespace}/claims", tag = "auth", params(("namespace" = String, Path)),
@@ -44,7 +45,8 @@ pub(crate) async fn create(
     Path(namespace): Path<String>,
     Args(request): Args<ClaimRequest>,
 ) -> ApiResult<Json<ClaimRecord>> {
-    Ok(Json(claim::create(&app, &caller, &namespace, &request).await?))
+    let creation = claim::create(&app, &caller, &namespace, &request);
+    Ok(Json(run_or_check(request.dry_run, creation).await?))
 }
 
 /// Returns a claim.
@@ -96,6 +98,7 @@ pub(crate) async fn update(
         limit_memory_mb: change.limit_memory_mb,
         limit_disk_gb: change.limit_disk_gb,
         expires_in_seconds: change.expires_in_seconds,
+        dry_run: None,
     };
     Ok(Json(claim::update(&app, &caller, &namespace, &claim, &request).await?))
 }

@@ -30,7 +30,7 @@ use muster_control::objects::instance::create::{self, InstanceRequest};
 use muster_control::objects::instance::snapshot::{self, SnapshotRecord, SnapshotRequest};
 use muster_control::objects::instance::{self, delete, plug};
 use muster_control::objects::operation;
-use muster_store::dry_run;
+use muster_store::{dry_run, run_or_check};
 
 /// Lists the instances that the caller can see.
 #[utoipa::path(get, path = "/instances", tag = "instances", params(ListQuery))]
@@ -307,6 +307,9 @@ pub(crate) struct NewInterface {
     /// Whether to assign a floating address.
     #[schema(value_type = Option<bool>)]
     float: Option<Value>,
+    /// Whether to only check the request, without adding anything; false by default. The response is the record that would be
+    /// created; its UUID and addresses are examples.
+    dry_run: Option<bool>,
 }
 
 impl NewInterface {
@@ -340,9 +343,11 @@ pub(crate) async fn plug(
     Args(new): Args<NewInterface>,
 ) -> ApiResult<Json<InterfaceRecord>> {
     let mut findings = ValidationFindings::new(app.settings.api_validation_mode);
+    let only_check = new.dry_run;
     let interface = spec::parse_network(&new.spec(), "network", &mut findings)?;
     log_findings(&findings, "/instances/{instance_ref}/interfaces");
-    Ok(Json(plug::plug(&app, &caller, &reference, interface).await?))
+    let addition = plug::plug(&app, &caller, &reference, interface);
+    Ok(Json(run_or_check(only_check, addition).await?))
 }
 
 /// The disks to copy.

@@ -21,6 +21,7 @@ use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::issuer::{self, IssuerRequest};
+use muster_store::run_or_check;
 
 /// Lists the trusted issuers, ordered by name.
 #[utoipa::path(get, path = "/auth/issuers", tag = "auth")]
@@ -51,6 +52,9 @@ pub(crate) struct NewIssuer {
     /// The `aud` claim that its tokens must have.
     #[schema(value_type = String)]
     audience: Option<Value>,
+    /// Whether to only check the request, without creating anything; false by default. The response is the record that would
+    /// be created; its UUID is an example.
+    dry_run: Option<bool>,
 }
 
 /// Creates a trusted issuer.
@@ -63,7 +67,8 @@ pub(crate) async fn create(
 ) -> ApiResult<Json<IssuerRecord>> {
     let request =
         IssuerRequest { issuer_url: new.issuer_url, jwks_uri: new.jwks_uri, audience: new.audience };
-    Ok(Json(issuer::create(&app, &caller, new.name.as_ref(), &request).await?))
+    let creation = issuer::create(&app, &caller, new.name.as_ref(), &request);
+    Ok(Json(run_or_check(new.dry_run, creation).await?))
 }
 
 /// Returns a trusted issuer.

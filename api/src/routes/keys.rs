@@ -18,6 +18,7 @@ use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::key::{self, KeyRequest};
+use muster_store::run_or_check;
 
 /// Lists the names of the keys of a namespace.
 #[utoipa::path(get, path = "/auth/namespaces/{namespace}/keys", tag = "auth", params(("namespace" = String, Path)),
@@ -68,7 +69,7 @@ named_bodies!(AddedKey);
 ///
 /// Prefer generated secrets: they are long, recognizable by secret scanners, and faster to verify than supplied ones.
 #[utoipa::path(post, path = "/auth/namespaces/{namespace}/keys", tag = "auth", params(("namespace" = String, Path)),
-    request_body = KeyRequest, responses((status = 200, description = "The generated secret, or the name of the key if the request has a secret."),
+    request_body = KeyRequest, responses((status = 200, description = "The generated secret, or the name of the key if the request has a secret or is a dry run."),
     (status = 400, description = "A field is missing or malformed."), (status = 403, description = "The name is reserved, the quota `keys` would be exceeded, or the token lacks the required scope."),
     (status = 404, description = "No such namespace."), (status = 422, description = "The secret is too long.")))]
 pub(crate) async fn create(
@@ -77,8 +78,10 @@ pub(crate) async fn create(
     Path(namespace): Path<String>,
     Args(request): Args<KeyRequest>,
 ) -> ApiResult<Json<AddedKey>> {
-    let generated = key::put(&app, &caller, &namespace, &request).await?;
+    let generated = run_or_check(request.dry_run, key::put(&app, &caller, &namespace, &request)).await?;
     let name = name_of(&request)?;
+    // A secret of a key that does not exist would only mislead.
+    let generated = generated.filter(|_| !request.dry_run.unwrap_or(false));
     Ok(Json(match generated {
         Some(secret) => AddedKey::Generated(GeneratedKey { key_name: name, key: secret.expose().to_owned() }),
         None => AddedKey::Supplied(name),
@@ -108,7 +111,7 @@ pub(crate) async fn update(
     Path((namespace, name)): Path<(String, String)>,
     Args(new): Args<NewSecret>,
 ) -> ApiResult<Json<String>> {
-    let request = KeyRequest { name: Some(name), secret: new.key, expiry: new.expiry };
+    let request = KeyRequest { name: Some(name), secret: new.key, expiry: new.expiry, dry_run: None };
     replace(&app, &caller, &namespace, &request).await
 }
 
@@ -132,7 +135,7 @@ async fn replace(
     namespace: &str,
     request: &KeyRequest,
 ) -> ApiResult<Json<String>> {
-    key::update(app, caller, namespace, request).await?;
+    run_or_check(request.dry_run, key::update(app, caller, namespace, request)).await?;
     Ok(Json(name_of(request)?))
 }
 

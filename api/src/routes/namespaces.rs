@@ -23,6 +23,7 @@ use muster_control::auth::Caller;
 use muster_control::auth::access::require_namespace;
 use muster_control::objects::key::KeyRequest;
 use muster_control::objects::namespace;
+use muster_store::run_or_check;
 
 /// Lists the namespaces that the caller has access to, ordered by name.
 #[utoipa::path(get, path = "/auth/namespaces", tag = "auth")]
@@ -50,6 +51,9 @@ pub(crate) struct NewNamespace {
     /// Secret of the initial key.
     #[schema(value_type = Option<String>)]
     key: Option<Value>,
+    /// Whether to only check the request, without creating anything; false by default. The response is the record that would
+    /// be created.
+    dry_run: Option<bool>,
 }
 
 /// Creates a namespace.
@@ -65,8 +69,9 @@ pub(crate) async fn create(
     let Some(name) = new.namespace else {
         return Err(Error::Invalid("no namespace specified".into()).into());
     };
-    let first_key = KeyRequest { name: new.key_name, secret: new.key, expiry: None };
-    Ok(Json(namespace::create(&app, &caller, &name, &first_key).await?))
+    let first_key = KeyRequest { name: new.key_name, secret: new.key, ..KeyRequest::default() };
+    let creation = namespace::create(&app, &caller, &name, &first_key);
+    Ok(Json(run_or_check(new.dry_run, creation).await?))
 }
 
 /// Returns a namespace.

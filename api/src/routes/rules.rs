@@ -18,6 +18,7 @@ use crate::routes::events::{EventQuery, events_of};
 use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::objects::rule::{self, RuleRequest};
+use muster_store::run_or_check;
 
 /// Lists the mapping rules of a namespace, ordered by name.
 #[utoipa::path(get, path = "/auth/namespaces/{namespace}/rules", tag = "auth", params(("namespace" = String, Path)),
@@ -56,6 +57,9 @@ pub(crate) struct NewRule {
     /// Prefix of the names of the keys.
     #[schema(value_type = String)]
     key_name_prefix: Option<Value>,
+    /// Whether to only check the request, without creating anything; false by default. The response is the record that would
+    /// be created; its UUID is an example.
+    dry_run: Option<bool>,
 }
 
 /// Creates a mapping rule.
@@ -78,7 +82,8 @@ pub(crate) async fn create(
         key_ttl: new.key_ttl,
         key_name_prefix: new.key_name_prefix,
     };
-    Ok(Json(rule::create(&app, &caller, &namespace, new.name.as_ref(), &request).await?))
+    let creation = rule::create(&app, &caller, &namespace, new.name.as_ref(), &request);
+    Ok(Json(run_or_check(new.dry_run, creation).await?))
 }
 
 /// Returns a mapping rule.

@@ -14,6 +14,7 @@ use crate::guard::Authenticated;
 use crate::response::Json;
 use muster_control::app::App;
 use muster_control::objects::trust;
+use muster_store::run_or_check;
 
 /// A namespace to trust.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -22,6 +23,9 @@ pub(crate) struct NewTrust {
     /// The namespace to trust. It does not need to exist.
     #[schema(value_type = String)]
     external_namespace: Option<String>,
+    /// Whether to only check the request, without changing anything; false by default. The response is the record of the namespace
+    /// as it would be.
+    dry_run: Option<bool>,
 }
 
 /// Trusts another namespace.
@@ -38,7 +42,7 @@ pub(crate) async fn create(
 ) -> ApiResult<Json<NamespaceRecord>> {
     let other = new.external_namespace.filter(|name| !name.is_empty());
     let other = other.ok_or_else(|| Error::Invalid("no external namespace specified".into()))?;
-    Ok(Json(trust::add(&app, &caller, &namespace, &other).await?))
+    Ok(Json(run_or_check(new.dry_run, trust::add(&app, &caller, &namespace, &other)).await?))
 }
 
 /// Stops trusting another namespace. `system` is always trusted.

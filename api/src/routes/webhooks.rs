@@ -16,6 +16,7 @@ use crate::pages::Pages;
 use crate::response::Json;
 use muster_control::app::App;
 use muster_control::objects::webhook::{self, WebhookRequest};
+use muster_store::run_or_check;
 
 /// Lists the webhooks of a namespace, ordered by name.
 #[utoipa::path(get, path = "/auth/namespaces/{namespace}/webhooks", tag = "auth", params(("namespace" = String, Path)),
@@ -54,6 +55,9 @@ pub(crate) struct NewWebhook {
     message_prefix: Option<String>,
     /// Whether events are sent; true by default.
     enabled: Option<bool>,
+    /// Whether to only check the request, without creating anything; false by default. The response is the record that would
+    /// be created, without a secret; its UUID is an example.
+    dry_run: Option<bool>,
 }
 
 /// Creates a webhook.
@@ -77,7 +81,11 @@ pub(crate) async fn create(
         message_prefix: new.message_prefix,
         enabled: new.enabled,
     };
-    Ok(Json(webhook::create(&app, &caller, &namespace, &name, request).await?))
+    let creation = webhook::create(&app, &caller, &namespace, &name, request);
+    let record = run_or_check(new.dry_run, creation).await?;
+    // The secret of a webhook that does not exist would only mislead.
+    let secret = record.secret.filter(|_| !new.dry_run.unwrap_or(false));
+    Ok(Json(WebhookRecord { secret, ..record }))
 }
 
 /// Returns a webhook, without its secret.

@@ -48,6 +48,9 @@ pub struct ClaimRequest {
     /// Seconds until the claim expires.
     #[schema(value_type = i64, minimum = 1)]
     pub expires_in_seconds: Option<Value>,
+    /// Whether to only check the request, without creating anything; false by default. The response is the record that would
+    /// be created; its UUID is an example.
+    pub dry_run: Option<bool>,
 }
 
 /// A validated request, with limits in the order of [`Capacity::parts`].

@@ -34,6 +34,9 @@ pub struct KeyRequest {
     /// Unix time at which the key expires.
     #[schema(value_type = Option<f64>)]
     pub expiry: Option<Value>,
+    /// Whether to only check the request, without creating or replacing anything; false by default. The response is then the name
+    /// of the key.
+    pub dry_run: Option<bool>,
 }
 
 impl KeyRequest {

@@ -17,9 +17,10 @@ use crate::objects::instance::delete;
 use crate::objects::key::{KeyRequest, key_event, new_key};
 use crate::objects::network::enqueue_delete;
 use crate::queue::{DeleteNamespace, NewOperation};
-use muster_store::namespaces::NamespaceRow;
+use muster_store::namespaces::{NamespaceDetails, NamespaceRow};
 use muster_store::{
-    Read, StoreError, artifacts, claims, instances, keys, namespaces, networks, transaction, trusts, uploads,
+    Read, StoreError, Tx, TxError, artifacts, claims, instances, keys, namespaces, networks, transaction,
+    trusts, uploads,
 };
 
 /// The version of the record's format. See docs/decisions/0009.
@@ -43,16 +44,17 @@ pub async fn create(
     } else {
         None
     };
-    let key = transaction!(app.store, |tx| {
+    let (key, record) = transaction!(app.store, |tx| {
         match namespaces::insert(tx, name).await {
             Ok(()) => {}
             Err(StoreError::Duplicate(_)) => return Err(Error::Forbidden("namespace exists".into()).into()),
             Err(error) => return Err(error.into()),
         }
-        Ok(match &sealed {
+        let key = match &sealed {
             Some((key_name, new)) => Some((*key_name, keys::put(tx, name, key_name, new).await?)),
             None => None,
-        })
+        };
+        Ok((key, record_in(tx, name).await?))
     })?;
     let object = || ObjectRef::namespace(name);
     let token_event =
@@ -71,7 +73,7 @@ pub async fn create(
     if let Some((key_name, put)) = key {
         app.record(caller, key_event(put, name, key_name));
     }
-    record(app, name).await
+    Ok(record)
 }
 
 /// Returns the namespace if the caller may access it.
@@ -152,20 +154,24 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the record of an existing namespace.
-pub(crate) async fn record(app: &App, name: &str) -> Result<NamespaceRecord> {
-    let row = namespaces::get(&*app.store, name).await?;
-    let mut records = records(&*app.store, row.into_iter().collect()).await?;
-    records.pop().ok_or_else(|| Error::not_found("namespace"))
+/// Returns the record of an existing namespace as a transaction sees it.
+pub(crate) async fn record_in(tx: &mut Tx, name: &str) -> Result<NamespaceRecord, TxError> {
+    let row = namespaces::get(&mut *tx, name).await?;
+    let details = namespaces::details(&mut *tx, name, name).await?;
+    let mut records = to_records(row.into_iter().collect(), details);
+    Ok(records.pop().ok_or_else(|| Error::not_found("namespace"))?)
 }
 
 /// Returns the records of rows that are sorted by name, with a constant number of queries.
 async fn records<D: Read + Copy>(db: D, rows: Vec<NamespaceRow>) -> Result<Vec<NamespaceRecord>> {
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(vec![]) };
     let (first, last) = (first.name.clone(), last.name.clone());
-    let mut details = namespaces::details(db, &first, &last).await?;
-    Ok(rows
-        .into_iter()
+    let details = namespaces::details(db, &first, &last).await?;
+    Ok(to_records(rows, details))
+}
+
+fn to_records(rows: Vec<NamespaceRow>, mut details: NamespaceDetails) -> Vec<NamespaceRecord> {
+    rows.into_iter()
         .map(|row| NamespaceRecord {
             state: row.state,
             version: VERSION,
@@ -178,5 +184,5 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<NamespaceRow>) -> Result<Vec<N
             },
             name: row.name,
         })
-        .collect())
+        .collect()
 }

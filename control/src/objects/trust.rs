@@ -23,17 +23,20 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
         Event::audit(ObjectRef::namespace(name), "add trust request from REST API")
             .with("external_namespace", other),
     );
-    if other != SYSTEM_NAMESPACE {
-        let held_scopes = delegable_scopes(&*app.store, caller, name).await?;
+    let held_scopes = delegable_scopes(&*app.store, caller, name).await?;
+    let is_implied = other == SYSTEM_NAMESPACE;
+    if !is_implied {
         require_granted(held_scopes.as_deref())?;
-        transaction!(app.store, |tx| {
-            if !namespaces::lock(tx, name, NamespaceState::Created).await? {
-                return Err(Error::not_found("namespace").into());
-            }
-            Ok(trusts::put(tx, name, other, held_scopes.as_deref()).await?)
-        })?;
     }
-    namespace::record(app, name).await
+    transaction!(app.store, |tx| {
+        if !namespaces::lock(tx, name, NamespaceState::Created).await? {
+            return Err(Error::not_found("namespace").into());
+        }
+        if !is_implied {
+            trusts::put(tx, name, other, held_scopes.as_deref()).await?;
+        }
+        namespace::record_in(tx, name).await
+    })
 }
 
 /// Rejects a caller without a scope of [`TRUST_SCOPES`]: the keys of the other namespace could do more than its own.
@@ -54,6 +57,8 @@ pub async fn remove(app: &App, caller: &Caller, name: &str, other: &str) -> Resu
         Event::audit(ObjectRef::namespace(name), "remove trust request from REST API")
             .with("external_namespace", other),
     );
-    transaction!(app.store, |tx| { Ok(trusts::remove(tx, name, other).await?) })?;
-    namespace::record(app, name).await
+    transaction!(app.store, |tx| {
+        trusts::remove(tx, name, other).await?;
+        namespace::record_in(tx, name).await
+    })
 }

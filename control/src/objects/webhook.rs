@@ -180,17 +180,22 @@ pub async fn create(
     let terms = request.check(app, caller, namespace)?;
     let (id, secret) = (WebhookId::new(), generate_secret());
     let sealed = seal(app, id, &secret)?;
-    transaction!(app.store, |tx| {
+    let (row, pending) = transaction!(app.store, |tx| {
         let admission = Admission::begin(app, tx, namespace, &[(QuotaName::Webhooks, 1)]).await?;
         let new = NewWebhook { id, namespace, name, terms: &terms, secret: &sealed };
         match webhooks::insert(tx, &new).await {
-            Ok(()) => admission.finish(tx).await,
-            Err(StoreError::Duplicate(_)) => Err(Error::Conflict("webhook already exists".into()).into()),
-            Err(error) => Err(error.into()),
+            Ok(()) => {}
+            Err(StoreError::Duplicate(_)) => {
+                return Err(Error::Conflict("webhook already exists".into()).into());
+            }
+            Err(error) => return Err(error.into()),
         }
+        let created = webhooks::by_name(&mut *tx, namespace, name).await?.ok_or_else(absent)?;
+        admission.finish(tx).await?;
+        Ok(created)
     })?;
     record_change(app, caller, namespace, name, EventType::Audit, "webhook created", Some(&terms));
-    Ok(WebhookRecord { secret: Some(secret.expose().to_owned()), ..get(app, caller, namespace, name).await? })
+    Ok(WebhookRecord { secret: Some(secret.expose().to_owned()), ..record(app, row, pending) })
 }
 
 /// Replaces the terms of a webhook. Pending deliveries are sent to the new URL.
