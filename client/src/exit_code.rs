@@ -24,6 +24,8 @@ pub enum Outcome {
     Unavailable = 6,
     /// The work was not completed in time, and may continue
     Timeout = 7,
+    /// `muster apply --dry-run` found differences
+    Different = 8,
 }
 
 /// An error with a known outcome.

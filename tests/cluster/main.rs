@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod agent;
+mod apply;
 mod command_line;
 mod command_output;
 mod console;

@@ -39,7 +39,7 @@ impl IssuerState {
 }
 
 /// How tokens of an issuer are verified.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IssuerTerms {
     /// The exact `iss` claim of the issuer's tokens.
     pub issuer_url: String,

@@ -60,7 +60,7 @@ pub enum ClaimMatcher {
 pub type BoundClaims = BTreeMap<String, ClaimMatcher>;
 
 /// The tokens that a rule accepts and the keys that it grants.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleTerms {
     /// The name of the issuer whose tokens are accepted.
     pub issuer: String,

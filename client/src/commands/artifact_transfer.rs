@@ -158,7 +158,7 @@ fn outcome(before: &ArtifactRecord, after: &ArtifactRecord) -> String {
 }
 
 /// The consequences of interrupting an upload, in the order of its phases.
-const NOTHING_SENT: &str = "nothing was sent";
+pub(super) const NOTHING_SENT: &str = "nothing was sent";
 const NOT_RESUMABLE: &str = "an upload from standard input cannot be resumed";
 const RESUMABLE: &str = "the server keeps the received part: run the same command again to resume";
 const UNKNOWN: &str = "it is unknown whether a version was created: check with `muster artifact list`";
@@ -174,40 +174,44 @@ pub(super) async fn upload(session: &Session, arguments: &UploadArguments) -> an
             consequence.set(NOT_RESUMABLE);
             let uploaded = send_stdin(&session.client, io::stdin(), RetryPolicy::default()).await?;
             consequence.set(UNKNOWN);
-            finish(session, &version, &uploaded, None).await
+            finish(&session.client, &version, &uploaded, None).await
         } else {
-            upload_file(session, arguments, &version, &consequence).await
+            let search = !arguments.no_search;
+            store_file(&session.client, &arguments.file, &version, search, &consequence).await
         }
     };
-    unless_interrupted(work, || consequence.get().to_owned()).await
+    let (response, summary) = unless_interrupted(work, || consequence.get().to_owned()).await?;
+    session.show(response, details)?;
+    output::status(&summary);
+    Ok(())
 }
 
-async fn upload_file(
-    session: &Session,
-    arguments: &UploadArguments,
+/// Adds a file as the newest version of an artifact, and returns the artifact and what was sent. With `search`, content that
+/// the cluster already has is not sent.
+pub(super) async fn store_file(
+    client: &Client,
+    file: &Path,
     version: &NewVersion,
+    search: bool,
     consequence: &Cell<&'static str>,
-) -> anyhow::Result<()> {
-    let local = LocalFile::open(&arguments.file)?;
-    let mut state = UploadState::load(&session.client, &local)?;
-    if !arguments.no_search
-        && let Some(blob) = find_blob(&session.client, &local, &mut state).await?
-    {
+) -> anyhow::Result<(ApiResponse<ArtifactRecord>, String)> {
+    let local = LocalFile::open(file)?;
+    let mut state = UploadState::load(client, &local)?;
+    if search && let Some(blob) = find_blob(client, &local, &mut state).await? {
         consequence.set(UNKNOWN);
-        match session.client.add_version(version, VersionSource::Blob(blob)).await {
+        match client.add_version(version, VersionSource::Blob(blob)).await {
             Ok(response) => {
                 state.discard();
-                output::status("the cluster already has this content: nothing was sent");
-                return session.show(response, details);
+                return Ok((response, "the cluster already has this content: nothing was sent".to_owned()));
             }
-            Err(error) if error.is_not_found() && is_deleted(&session.client, blob).await? => {}
+            Err(error) if error.is_not_found() && is_deleted(client, blob).await? => {}
             Err(error) => return Err(error.into()),
         }
     }
     consequence.set(RESUMABLE);
-    let uploaded = send_file(&session.client, &local, &mut state, RetryPolicy::default()).await?;
+    let uploaded = send_file(client, &local, &mut state, RetryPolicy::default()).await?;
     consequence.set(UNKNOWN);
-    finish(session, version, &uploaded, Some(state)).await
+    finish(client, version, &uploaded, Some(state)).await
 }
 
 /// Returns a blob with the content of a file, if the caller can read one.
@@ -230,23 +234,21 @@ pub(super) async fn is_deleted(client: &Client, blob: BlobId) -> Result<bool, Er
     }
 }
 
-/// Creates a version from an upload and verifies its checksum.
+/// Creates a version from an upload and verifies its checksum. Returns the artifact and what was sent.
 async fn finish(
-    session: &Session,
+    client: &Client,
     version: &NewVersion,
     uploaded: &Uploaded,
     state: Option<UploadState>,
-) -> anyhow::Result<()> {
-    let response = add_version(&session.client, version, uploaded).await?;
+) -> anyhow::Result<(ApiResponse<ArtifactRecord>, String)> {
+    let response = add_version(client, version, uploaded).await?;
     // The upload is consumed.
     if let Some(state) = state {
         state.discard();
     }
     let artifact = response.clone().value()?;
-    let index = verify_version(&session.client, &artifact, &uploaded.sha512).await?;
-    session.show(response, details)?;
-    output::status(&format!("uploaded version {index} of {}: {}", artifact.name, uploaded.summary));
-    Ok(())
+    let index = verify_version(client, &artifact, &uploaded.sha512).await?;
+    Ok((response, format!("uploaded version {index} of {}: {}", artifact.name, uploaded.summary)))
 }
 
 /// Creates a version from an upload. If the response is lost, checks whether the version was created.

@@ -19,6 +19,14 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "muster api PUT /networks/lan/metadata/owner --data @owner.json",
         ],
     ),
+    (
+        "apply",
+        &[
+            "muster apply -f cluster.yaml",
+            "muster apply -f cluster.yaml --dry-run",
+            "muster apply -f networks -f web.yaml --set shop --prune --yes",
+        ],
+    ),
     ("artifact delete", &["muster artifact delete tiny"]),
     ("artifact delete-all", &["muster artifact delete-all --yes"]),
     ("artifact delete-metadata", &["muster artifact delete-metadata tiny owner"]),

@@ -328,7 +328,7 @@ fn print_status(session: &Session, text: &str) {
 }
 
 /// Waits until an instance is deleted. Returns its last record, if the server still has it.
-async fn wait_until_deleted(
+pub(super) async fn wait_until_deleted(
     session: &Session,
     name: &str,
     id: InstanceId,

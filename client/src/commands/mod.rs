@@ -5,6 +5,7 @@ mod agent_wait;
 mod api_call;
 #[cfg(test)]
 mod api_coverage;
+mod apply;
 mod arguments;
 mod artifact;
 mod artifact_tables;
@@ -89,6 +90,8 @@ pub enum Command {
     Profile(profile::Command),
     /// Show which cluster, namespace and key the commands use
     Whoami,
+    /// Make the cluster contain the objects that files describe
+    Apply(apply::Arguments),
     /// Send any request to the API and print the response
     Api(api_call::Arguments),
     /// Print the URL of the web UI, valid for one login within a minute
@@ -197,6 +200,7 @@ async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode
         Command::Logout => login::log_out(&options)?,
         Command::Profile(command) => profile::run(command, options).await?,
         Command::Whoami => whoami::run(&Session::new(options)?).await?,
+        Command::Apply(arguments) => return apply::run(arguments, &Session::new(options)?).await,
         Command::Api(arguments) => api_call::run(&Session::new(options)?, arguments).await?,
         Command::Ui => ui::run(&Session::new(options)?).await?,
         Command::Namespace(command) => namespace::run(command, &Session::new(options)?).await?,

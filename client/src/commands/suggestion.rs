@@ -39,7 +39,7 @@ fn list_and_name(path: &str) -> Option<(&str, String)> {
 }
 
 /// Returns the most similar name. An equal one is not a suggestion: the object exists, but not a part of it.
-fn closest(name: &str, existing: &[String]) -> Option<String> {
+pub(super) fn closest(name: &str, existing: &[String]) -> Option<String> {
     if existing.iter().any(|other| other == name) {
         return None;
     }

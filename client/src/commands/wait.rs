@@ -56,16 +56,12 @@ impl LongWaitOptions {
     /// Starts the timer, unless the user does not want to wait.
     pub(super) fn timer(self) -> Option<PollTimer> {
         let deadline = self.timeout.map(|time| Instant::now() + Duration::from_secs(time.into()));
-        (!self.no_wait).then_some(PollTimer {
-            deadline,
-            interval: MIN_POLL_INTERVAL,
-            announced: String::new(),
-        })
+        (!self.no_wait).then_some(PollTimer { deadline, ..PollTimer::unlimited() })
     }
 }
 
 /// Paces polling until a deadline.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct PollTimer {
     /// `None` polls without limit.
     deadline: Option<Instant>,
@@ -78,7 +74,12 @@ impl PollTimer {
     /// Creates a timer that expires after some seconds.
     pub(super) fn new(seconds: u32) -> Self {
         let deadline = Instant::now() + Duration::from_secs(seconds.into());
-        Self { deadline: Some(deadline), interval: MIN_POLL_INTERVAL, announced: String::new() }
+        Self { deadline: Some(deadline), ..Self::unlimited() }
+    }
+
+    /// Creates a timer that does not expire.
+    pub(super) fn unlimited() -> Self {
+        Self { deadline: None, interval: MIN_POLL_INTERVAL, announced: String::new() }
     }
 
     /// Prints once what the command waits for, and waits before the next poll. Returns false if the deadline has passed.
