@@ -8,15 +8,15 @@ use axum::response::Response;
 use hyper::body::Incoming;
 use muster_control::app::App;
 use muster_control::exposition::ExpositionFormat;
-use muster_control::objects::metrics::{cluster_metrics, node_metrics};
+use muster_control::objects::metrics::{cluster_metrics, daemon_metrics, node_metrics};
 
 use crate::response::{content, respond};
 
 /// The metrics that a port serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricsKind {
-    /// Events and their store.
-    Events,
+    /// This daemon: its events, requests, database and periodic tasks.
+    Daemon,
     /// The nodes of this daemon.
     Nodes,
     /// The objects of the whole cluster.
@@ -40,7 +40,7 @@ pub async fn metrics(app: &App, kind: MetricsKind, request: &Request<Incoming>) 
         (ExpositionFormat::Prometheus, "text/plain; version=0.0.4; charset=utf-8")
     };
     let metrics = match kind {
-        MetricsKind::Events => Ok(app.events.metrics_text(format)),
+        MetricsKind::Daemon => Ok(daemon_metrics(app, format)),
         MetricsKind::Nodes => node_metrics(app, format).await,
         MetricsKind::Cluster => cluster_metrics(app, format).await,
     };

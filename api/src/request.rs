@@ -7,12 +7,14 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
+use axum::extract::MatchedPath;
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt as _;
 use http_body_util::BodyExt;
@@ -32,6 +34,8 @@ use crate::table::RouteInfo;
 use muster_control::app::App;
 use muster_control::auth::Origin;
 
+/// The route of requests whose path no route has.
+const UNMATCHED: &str = "unmatched";
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The maximum length of a caller's request id, which becomes an object id.
 const MAX_ID_LENGTH: usize = 128;
@@ -41,6 +45,27 @@ const MAX_DRAINED_BYTES: usize = 16 << 20;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum time for draining a body.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(10);
+
+/// Returns a method for metrics. Clients can invent any number of others.
+fn method_label(method: &Method) -> &str {
+    let known = [
+        Method::GET,
+        Method::HEAD,
+        Method::POST,
+        Method::PUT,
+        Method::DELETE,
+        Method::OPTIONS,
+        Method::PATCH,
+    ];
+    if known.contains(method) { method.as_str() } else { "other" }
+}
+
+/// Adds the template of the route to a response, for the metrics.
+pub(crate) async fn name_route(route: MatchedPath, request: Request<Body>, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    response.extensions_mut().insert(route);
+    response
+}
 
 /// The data of a request that handlers need besides its head.
 #[derive(Debug, Clone)]
@@ -104,6 +129,7 @@ impl Service {
         B: BodyExt<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
+        let started = Instant::now();
         let (mut parts, body) = request.into_parts();
         let id = request_id(&parts.headers);
         let id_header = HeaderValue::from_str(&id).expect("a request id is visible ASCII");
@@ -126,6 +152,7 @@ impl Service {
         } else {
             not_found().await
         };
+        let route = response.extensions().get::<MatchedPath>().cloned();
         if response.status() == StatusCode::METHOD_NOT_ALLOWED {
             response = method_not_allowed(&method, &response);
         }
@@ -133,6 +160,8 @@ impl Service {
             body.drain_in_background();
             response = with_members(response, [("request_id", id.as_str().into())]);
         }
+        let route = route.as_ref().map_or(UNMATCHED, MatchedPath::as_str);
+        self.app.metrics.responded(method_label(&method), route, response.status().as_u16(), started);
         tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), %peer, "request handled");
         events.responded(&response);
         protect_html(&mut response);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::http::Method;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa::openapi::schema::Schema;
 use utoipa::openapi::{OpenApi, RefOr};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
@@ -14,7 +14,7 @@ use crate::body::BodyMemory;
 use crate::document::{self, OperationContext};
 use crate::guard::{Guard, check};
 use crate::lists::{self, ListFields};
-use crate::request::not_found;
+use crate::request::{name_route, not_found};
 use crate::response::{DocumentedHandler, Success};
 use crate::schemas::is_object;
 use crate::waiting::{self, WaitableStates};
@@ -166,7 +166,7 @@ impl RouteTable {
         if let Some(states) = states {
             methods = methods.route_layer(from_fn_with_state(states, waiting::wait));
         }
-        methods = methods.route_layer(from_fn_with_state(guard, check));
+        methods = methods.route_layer(from_fn_with_state(guard, check)).route_layer(from_fn(name_route));
         let router = std::mem::take(&mut self.router);
         self.router = router.routes((schemas, paths, methods));
     }

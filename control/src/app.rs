@@ -20,6 +20,7 @@ use crate::auth::identity::IdentityVerifier;
 use crate::auth::row_cipher::{CipherPurpose, RowCipher};
 use crate::auth::secrets::Secrets;
 use crate::auth::tokens::AccessTokens;
+use crate::daemon_metrics::DaemonMetrics;
 use crate::events::{EventBudget, Events};
 use crate::health::Health;
 use crate::peer::Peers;
@@ -41,6 +42,7 @@ pub struct App {
     pub settings: Settings,
     pub events: Events,
     pub event_budget: EventBudget,
+    pub metrics: DaemonMetrics,
     /// The event streams that clients have open.
     pub event_streams: EventStreams,
     pub secrets: Secrets,
@@ -126,6 +128,7 @@ impl App {
             storage_problems: Mutex::default(),
             storage_waits: Mutex::default(),
             event_budget: EventBudget::default(),
+            metrics: DaemonMetrics::new(&store.metrics),
             event_streams: EventStreams::default(),
             queue: Queue::default(),
             cluster_changes: ClusterChanges::default(),

@@ -18,7 +18,7 @@ const BIND_INTERVAL: Duration = Duration::from_secs(5);
 /// Returns the enabled ports with their settings.
 fn ports(settings: &Settings) -> impl Iterator<Item = (MetricsKind, &'static str, u16)> {
     [
-        (MetricsKind::Events, "MARIADB_GATEWAY_METRICS_PORT", settings.mariadb_gateway_metrics_port),
+        (MetricsKind::Daemon, "MARIADB_GATEWAY_METRICS_PORT", settings.mariadb_gateway_metrics_port),
         (MetricsKind::Nodes, "RESOURCES_METRICS_PORT", settings.resources_metrics_port),
         (MetricsKind::Cluster, "CLUSTER_METRICS_PORT", settings.cluster_metrics_port),
     ]

@@ -49,6 +49,7 @@ pub mod seed;
 mod sqlite;
 pub mod state_counts;
 mod store;
+pub mod store_metrics;
 #[cfg(test)]
 mod testing;
 pub mod tickets;

@@ -3,6 +3,10 @@
 use std::collections::HashMap;
 
 use super::{Read, StoreError};
+use crate::time::NOW;
+
+/// The delay in seconds up to which a queued operation counts as waiting, not as scheduled.
+const MAX_RETRY_DELAY: u32 = 120;
 
 /// A table of objects that have a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,6 +67,22 @@ pub async fn by_state(mut db: impl Read) -> Result<StateCounts, StoreError> {
     Ok(counts)
 }
 
+/// Returns the age of the oldest operation in each state that is not final, in seconds. Operations that are scheduled for
+/// later do not count.
+pub async fn operation_ages(mut db: impl Read) -> Result<Vec<(String, f64)>, StoreError> {
+    let sql = format!(
+        "SELECT state, MAX({NOW} - created) FROM operations WHERE state = 'executing' \
+         OR (state = 'queued' AND run_after <= {NOW} + {MAX_RETRY_DELAY}) GROUP BY state"
+    );
+    db.fetch(&sql, &[]).await
+}
+
+/// Returns the number of running instances by the state of their agent; empty for guests without one.
+pub async fn agents_by_state(mut db: impl Read) -> Result<Vec<(String, i64)>, StoreError> {
+    let sql = "SELECT COALESCE(agent_state, ''), COUNT(*) FROM instances WHERE state = 'created' GROUP BY agent_state";
+    db.fetch(sql, &[]).await
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -84,6 +104,10 @@ mod tests {
             }
             let after = (count(CountedTable::Operations).await, count(CountedTable::Nodes).await);
             assert_eq!(after, (before.0 + 2, before.1));
+            let ages = operation_ages(&*store).await.unwrap();
+            let queued = ages.iter().find(|(state, _)| state == "queued").map(|(_, age)| *age);
+            assert!(queued.is_some_and(|age| (-1.0..86_400.0).contains(&age)), "{ages:?}");
+            agents_by_state(&*store).await.unwrap();
         }
     }
 }

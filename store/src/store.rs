@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use muster_types::Error;
 
@@ -10,6 +11,7 @@ use crate::error::StoreError;
 use crate::membership::Membership;
 use crate::migrate::Migration;
 use crate::row::{Read, Row};
+use crate::store_metrics::StoreMetrics;
 use crate::time::NOW;
 use crate::transaction::{Tx, TxEngine};
 use crate::value::Value;
@@ -58,6 +60,7 @@ pub struct Store {
     pub membership: Arc<Membership>,
     /// The number of statements.
     statements: Arc<AtomicU64>,
+    pub metrics: StoreMetrics,
     /// The migrations that this program knows, by number.
     pub(crate) migrations: &'static [Migration],
     /// Whether some of them are held back.
@@ -101,6 +104,7 @@ impl Store {
             engine,
             membership: Arc::default(),
             statements: Arc::default(),
+            metrics: StoreMetrics::default(),
             migrations,
             has_held_migrations: AtomicBool::default(),
         })
@@ -145,10 +149,12 @@ impl Store {
     /// Runs a statement outside of a transaction and returns its rows.
     pub async fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
         self.statements.fetch_add(1, Ordering::Relaxed);
-        match &self.engine {
+        let started = Instant::now();
+        let outcome = match &self.engine {
             Engine::Sqlite(sqlite) => sqlite.query(sql, params),
             Engine::MariaDb(mariadb) => mariadb.query(sql, params).await,
-        }
+        };
+        self.metrics.measure(started, outcome)
     }
 
     /// Runs one modifying statement as its own transaction, and returns the number of rows that it matched. It does not
@@ -158,7 +164,9 @@ impl Store {
             Engine::Sqlite(_) => transaction!(self.unfenced(), |tx| { Ok(tx.execute(sql, params).await?) }),
             Engine::MariaDb(mariadb) => {
                 self.statements.fetch_add(1, Ordering::Relaxed);
-                Ok(mariadb.execute(sql, params).await?)
+                let started = Instant::now();
+                let outcome = mariadb.execute(sql, params).await;
+                Ok(self.metrics.measure(started, outcome)?)
             }
         }
     }
@@ -187,14 +195,17 @@ impl Store {
     /// Begins a transaction. Use [`transaction!`] instead.
     #[doc(hidden)]
     pub async fn begin(&self) -> Result<Tx, StoreError> {
+        let started = Instant::now();
         let engine = match &self.engine {
-            Engine::Sqlite(sqlite) => TxEngine::Sqlite(sqlite.begin().await?),
-            Engine::MariaDb(mariadb) => TxEngine::MariaDb(mariadb.begin().await?),
+            Engine::Sqlite(sqlite) => sqlite.begin().await.map(TxEngine::Sqlite),
+            Engine::MariaDb(mariadb) => mariadb.begin().await.map(TxEngine::MariaDb),
         };
+        let engine = engine.inspect_err(|error| self.metrics.failed(error))?;
         // The beginning and the end.
         self.statements.fetch_add(2, Ordering::Relaxed);
         let (membership, statements) = (Arc::clone(&self.membership), Arc::clone(&self.statements));
-        Ok(Tx { engine, membership, statements, has_written: false })
+        let metrics = self.metrics.clone();
+        Ok(Tx { engine, membership, statements, metrics, started, has_written: false })
     }
 
     /// Returns this store for transactions that a daemon may commit after its nodes were fenced.
@@ -259,7 +270,8 @@ impl Read for &Snapshot<'_> {
         match &self.sqlite {
             Some(snapshot) => {
                 self.store.statements.fetch_add(1, Ordering::Relaxed);
-                snapshot.query(sql, params)
+                let started = Instant::now();
+                self.store.metrics.measure(started, snapshot.query(sql, params))
             }
             None => self.store.query(sql, params).await,
         }

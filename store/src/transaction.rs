@@ -6,7 +6,7 @@ mod tests;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_types::Error;
 
@@ -14,6 +14,7 @@ use crate::error::{StoreError, TxError};
 use crate::idempotency_keys::{self, IdempotencyLease};
 use crate::membership::Membership;
 use crate::row::{Read, Row};
+use crate::store_metrics::StoreMetrics;
 use crate::value::Value;
 use crate::{mariadb, sqlite};
 
@@ -118,6 +119,9 @@ pub struct Tx {
     pub(crate) membership: Arc<Membership>,
     /// The number of statements of the store.
     pub(crate) statements: Arc<AtomicU64>,
+    pub(crate) metrics: StoreMetrics,
+    /// When its beginning was requested.
+    pub(crate) started: Instant,
     /// Whether it has changed a row.
     pub(crate) has_written: bool,
 }
@@ -138,10 +142,12 @@ impl Tx {
     /// Runs a statement and returns its rows.
     pub async fn query(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
         self.statements.fetch_add(1, Ordering::Relaxed);
-        match &mut self.engine {
+        let started = Instant::now();
+        let outcome = match &mut self.engine {
             TxEngine::Sqlite(tx) => tx.query(sql, params),
             TxEngine::MariaDb(tx) => tx.query(sql, params).await,
-        }
+        };
+        self.metrics.measure(started, outcome)
     }
 
     /// Runs a statement and returns its first row.
@@ -157,10 +163,12 @@ impl Tx {
     /// Runs a modifying statement and returns the number of rows that it matched.
     pub async fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
         self.statements.fetch_add(1, Ordering::Relaxed);
-        let matched = match &mut self.engine {
-            TxEngine::Sqlite(tx) => tx.execute(sql, params)?,
-            TxEngine::MariaDb(tx) => tx.execute(sql, params).await?,
+        let started = Instant::now();
+        let outcome = match &mut self.engine {
+            TxEngine::Sqlite(tx) => tx.execute(sql, params),
+            TxEngine::MariaDb(tx) => tx.execute(sql, params).await,
         };
+        let matched = self.metrics.measure(started, outcome)?;
         self.has_written |= matched > 0;
         Ok(matched)
     }
@@ -213,13 +221,17 @@ impl Tx {
                 };
                 match committed {
                     Ok(()) => {
+                        self.metrics.transactions.observe(self.started.elapsed().as_secs_f64());
                         let _ = CHANGE.try_with(|change| {
                             change.has_committed.set(true);
                             change.has_changed.set(has_written || change.has_changed.get());
                         });
                         return Some(Ok(value));
                     }
-                    Err(error) => error,
+                    Err(error) => {
+                        self.metrics.failed(&error);
+                        error
+                    }
                 }
             }
             Err(error) => {

@@ -20,6 +20,7 @@ mod idle;
 mod images;
 mod instances;
 mod kill;
+mod monitoring;
 mod multi_node;
 mod readme;
 mod released_client;

@@ -1,5 +1,6 @@
 //! The event metrics, in Prometheus format.
 
+use muster_types::event::EventType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -66,6 +67,14 @@ impl Metrics {
              changed key (token) or a refused exchange (exchange); only a sample is recorded as events",
             metrics.refusals.clone(),
         );
+        // Without them, the first event of a kind would not be an increase.
+        for event_type in EventType::ALL {
+            metrics.inserted.get_or_create(&[("event_type", event_type.as_str())]).inc_by(0);
+            metrics.pruned.get_or_create(&[("event_type", event_type.as_str())]).inc_by(0);
+        }
+        for kind in ["request", "login", "token", "exchange"] {
+            metrics.refusals.get_or_create(&[("kind", kind)]).inc_by(0);
+        }
         metrics
     }
 

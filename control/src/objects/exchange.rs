@@ -284,6 +284,7 @@ impl Attempt<'_> {
             key_event(PutOutcome::Created(created.id), self.namespace, &created.name)
                 .with("expiry", created.expiry),
         );
+        self.app.metrics.exchanged(true);
         let minted = |event: Event| {
             event
                 .with("rule", rule.id.to_string())
@@ -306,6 +307,7 @@ impl Attempt<'_> {
 
     /// Logs a refusal, records it for the owner of the rule if there is one, and returns the error.
     fn refuse(&self, rule: Option<RuleId>, refusal: &Refusal) -> Error {
+        self.app.metrics.exchanged(false);
         let detail = printable(&refusal.detail, MAX_DETAIL_CHARS);
         tracing::info!(
             source = self.origin.source,

@@ -330,7 +330,9 @@ impl Worker {
             event = event.with("error", json!(report));
         }
         event.request_id.clone_from(&row.request_id);
-        event.duration = Some((now() - row.created).max(0.0));
+        let seconds = (now() - row.created).max(0.0);
+        event.duration = Some(seconds);
+        self.app.metrics.operation_ended(&row.name, state, seconds);
         self.app.events.record(event);
     }
 }

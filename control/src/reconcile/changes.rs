@@ -29,7 +29,9 @@ pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let mut busy_until = Instant::now() + BUSY_PERIOD;
     while !*stop.borrow() {
         let (read_at, time) = (Instant::now(), app.store.membership.database_time());
-        match changes::read(&*app.store, &nodes, time).await {
+        let outcome = changes::read(&*app.store, &nodes, time).await;
+        app.metrics.passed("changes", read_at, outcome.is_ok());
+        match outcome {
             Ok(summary) => {
                 app.health.database_responded();
                 if summary.next_operation.is_some_and(|due| due <= time) {

@@ -66,7 +66,10 @@ pub async fn run(app: Arc<App>) {
     let mut was_degraded = false;
     loop {
         tokio::time::sleep(interval).await;
-        if let Err(error) = check_in_again(&app, interval).await {
+        let started = Instant::now();
+        let outcome = check_in_again(&app, interval).await;
+        app.metrics.passed("check-in", started, outcome.is_ok());
+        if let Err(error) = outcome {
             tracing::warn!(%error, "failed to check in");
             continue;
         }

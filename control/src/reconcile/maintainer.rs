@@ -10,7 +10,7 @@ use muster_types::time::now;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::task::{Run, RunsOn, Task, TaskFuture};
+use super::task::{Run, RunsOn, Task, TaskFuture, measured};
 use crate::app::App;
 use crate::objects::node::MAINTAINER_LEASE;
 
@@ -50,7 +50,7 @@ pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::
                 continue;
             }
             last_passes.insert(task.name, Instant::now());
-            if log_failure(task, pass(&app).await) {
+            if log_failure(task, measured(&app, task, pass(&app)).await) {
                 last_passes.remove(task.name);
             }
         }
@@ -140,7 +140,7 @@ async fn run_while_elected(
         if is_due(&app, task, last_pass.as_ref()).await {
             last_pass = Some(Instant::now());
             tokio::select! {
-                outcome = pass(&app) => { log_failure(task, outcome); }
+                outcome = measured(&app, task, pass(&app)) => { log_failure(task, outcome); }
                 _ = elected.wait_for(|elected| !*elected) => {
                     last_pass = None;
                     continue;

@@ -66,7 +66,10 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
         if check {
             last_check = Some(Instant::now());
         }
-        if let Err(error) = reconciler.pass(&app, check, notified).await {
+        let started = Instant::now();
+        let outcome = reconciler.pass(&app, check, notified).await;
+        app.metrics.passed("networks", started, outcome.is_ok());
+        if let Err(error) = outcome {
             tracing::warn!(%error, "failed to reconcile networks");
         }
         notified = tokio::select! {

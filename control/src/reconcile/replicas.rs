@@ -45,7 +45,10 @@ struct ReplicaReconcileState {
 pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let mut state = ReplicaReconcileState::default();
     while !*stop.borrow() {
-        let interval = match reconcile(&app, &mut state).await {
+        let started = Instant::now();
+        let outcome = reconcile(&app, &mut state).await;
+        app.metrics.passed("replicas", started, outcome.is_ok());
+        let interval = match outcome {
             Ok(interval) => interval,
             Err(error) => {
                 tracing::warn!(%error, "failed to reconcile replicas");

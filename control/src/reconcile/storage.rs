@@ -70,7 +70,10 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             let node = &app.nodes[next % app.nodes.len()];
             next = (next + 1) % app.nodes.len();
             let state = states.entry(node.identity().id).or_default();
-            if let Err(error) = reconcile_node(&app, node, state).await {
+            let started = Instant::now();
+            let outcome = reconcile_node(&app, node, state).await;
+            app.metrics.passed("storage", started, outcome.is_ok());
+            if let Err(error) = outcome {
                 tracing::warn!(node = node.identity().name, %error, "failed to reconcile storage");
             }
             spawn_background(&app, node, state);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_types::Result;
 use muster_types::settings::Settings;
@@ -73,6 +73,14 @@ impl Task {
     }
 }
 
+/// Measures a pass.
+pub(super) async fn measured<T>(app: &App, task: &Task, pass: impl Future<Output = Result<T>>) -> Result<T> {
+    let started = Instant::now();
+    let outcome = pass.await;
+    app.metrics.passed(task.name, started, outcome.is_ok());
+    outcome
+}
+
 /// Runs a pass after each interval until `stop` is set.
 async fn repeat(
     task: Task,
@@ -85,7 +93,7 @@ async fn repeat(
             () = tokio::time::sleep((task.interval)(&app.settings)) => {}
             _ = stop.changed() => return,
         }
-        if let Err(error) = pass(&app).await {
+        if let Err(error) = measured(&app, &task, pass(&app)).await {
             tracing::warn!(task = task.name, %error, "failed to run a periodic task");
         }
     }

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use muster_types::Result;
@@ -53,7 +53,10 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             let node = &app.nodes[next % app.nodes.len()];
             next = (next + 1) % app.nodes.len();
             let state = states.entry(node.identity().id).or_default();
-            if let Err(error) = reconcile_node(&app, node, state).await {
+            let started = Instant::now();
+            let outcome = reconcile_node(&app, node, state).await;
+            app.metrics.passed("vms", started, outcome.is_ok());
+            if let Err(error) = outcome {
                 tracing::warn!(node = node.identity().name, %error, "failed to reconcile VMs");
             }
         }

@@ -29,5 +29,5 @@ pub use node_silences::NodeSilences;
 pub use object_locks::{InstanceLocks, UploadLocks};
 pub use owned_leases::OwnedLeases;
 pub use placement_cache::{NodeCapacity, PlacementCache};
-pub use state_counts_cache::StateCountsCache;
+pub use state_counts_cache::{ClusterFacts, StateCountsCache};
 pub use terminal_sessions::{SessionPermit, TerminalSessions};

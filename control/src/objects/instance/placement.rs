@@ -11,6 +11,7 @@ use muster_types::ids::{InstanceId, NodeId, StorageId};
 use muster_types::node::NodeState;
 use muster_types::object::ObjectType;
 use muster_types::quota::QuotaName;
+use muster_types::scheduling::SchedulingStage;
 use muster_types::spec::parse_affinity;
 use muster_types::time::now;
 use muster_types::{Error, Result};
@@ -351,6 +352,11 @@ pub(crate) fn record_scheduling(
     candidates: &Candidates,
     allocation: Result<&Allocation, &RefusedNodes>,
 ) {
+    app.metrics.placed(match (&candidates.outcome.result, allocation) {
+        (Err(refusal), _) => Some(refusal.stage),
+        (Ok(_), Err(_)) => Some(SchedulingStage::CapacityGuard),
+        (Ok(_), Ok(_)) => None,
+    });
     let event = |message: EventMessage| Event::new(EventType::Status, object(id), message);
     let names = |ids: &[NodeId]| -> Vec<String> {
         ids.iter().take(50).filter_map(|id| Some(candidates.facts(*id)?.name.clone())).collect()
