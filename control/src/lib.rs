@@ -2,6 +2,7 @@
 
 pub mod app;
 pub mod auth;
+pub mod backup;
 pub mod daemon_metrics;
 pub mod events;
 pub mod exposition;

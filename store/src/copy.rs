@@ -6,7 +6,7 @@ mod tests;
 use aws_lc_rs::digest;
 
 use super::store::Engine;
-use super::{Row, Store, StoreError, Value, migrate, params, placeholders, transaction};
+use super::{Read, Row, Store, StoreError, Value, migrate, params, placeholders, transaction};
 
 /// The copy of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct TableCopy {
 }
 
 /// The number of rows that are copied per transaction.
-const BATCH_ROWS: i64 = 500;
+pub(crate) const BATCH_ROWS: i64 = 500;
 
 /// Copies all tables. The target must be empty and no daemon may use the source.
 pub async fn run(
@@ -150,7 +150,7 @@ impl TableHasher {
 }
 
 /// Returns the columns of a table's primary key, which are the first columns of every table.
-fn primary_key(table: &str) -> Vec<&'static str> {
+pub(crate) fn primary_key(table: &str) -> Vec<&'static str> {
     match table {
         "cluster_values" | "namespaces" => vec!["name"],
         "trusts" => vec!["namespace", "trusted"],
@@ -178,7 +178,7 @@ fn primary_key(table: &str) -> Vec<&'static str> {
     }
 }
 
-fn key_of(table: &str, row: &Row) -> Vec<Value> {
+pub(crate) fn key_of(table: &str, row: &Row) -> Vec<Value> {
     row.0[..primary_key(table).len()].to_vec()
 }
 
@@ -190,31 +190,39 @@ async fn page(
     after: Option<&[Value]>,
     limit: i64,
 ) -> Result<Vec<Row>, StoreError> {
+    page_of(store, matches!(store.engine, Engine::Sqlite(_)), table, keys, after, limit).await
+}
+
+/// Like [`page`], of a database of which `db` reads a state.
+pub(crate) async fn page_of(
+    mut db: impl Read,
+    is_sqlite: bool,
+    table: &str,
+    keys: &[&str],
+    after: Option<&[Value]>,
+    limit: i64,
+) -> Result<Vec<Row>, StoreError> {
     let order = keys.join(", ");
     let Some(after) = after else {
-        return store.query(&format!("SELECT * FROM {table} ORDER BY {order} LIMIT ?"), params![limit]).await;
+        return db.rows(&format!("SELECT * FROM {table} ORDER BY {order} LIMIT ?"), params![limit]).await;
     };
-    let (condition, mut values) = after_key(&store.engine, keys, after);
+    let (condition, mut values) = after_key(is_sqlite, keys, after);
     let sql = format!("SELECT * FROM {table} WHERE {condition} ORDER BY {order} LIMIT ?");
     values.push(limit.into());
-    store.query(&sql, &values).await
+    db.rows(&sql, &values).await
 }
 
 /// Returns the condition that a row follows a key, in the form for which the engine uses its index.
-fn after_key(engine: &Engine, keys: &[&str], after: &[Value]) -> (String, Vec<Value>) {
-    match engine {
-        Engine::Sqlite(_) => {
-            (format!("({}) > ({})", keys.join(", "), placeholders(keys.len())), after.to_vec())
-        }
-        Engine::MariaDb(_) => {
-            let mut alternatives = Vec::new();
-            let mut values = Vec::new();
-            for (at, key) in keys.iter().enumerate() {
-                let equal: String = keys[..at].iter().map(|key| format!("{key} = ? AND ")).collect();
-                alternatives.push(format!("({equal}{key} > ?)"));
-                values.extend_from_slice(&after[..=at]);
-            }
-            (alternatives.join(" OR "), values)
-        }
+fn after_key(is_sqlite: bool, keys: &[&str], after: &[Value]) -> (String, Vec<Value>) {
+    if is_sqlite {
+        return (format!("({}) > ({})", keys.join(", "), placeholders(keys.len())), after.to_vec());
     }
+    let mut alternatives = Vec::new();
+    let mut values = Vec::new();
+    for (at, key) in keys.iter().enumerate() {
+        let equal: String = keys[..at].iter().map(|key| format!("{key} = ? AND ")).collect();
+        alternatives.push(format!("({equal}{key} > ?)"));
+        values.extend_from_slice(&after[..=at]);
+    }
+    (alternatives.join(" OR "), values)
 }

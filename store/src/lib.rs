@@ -9,6 +9,7 @@ pub mod addresses;
 pub mod agent_operations;
 pub mod artifacts;
 pub mod attributes;
+pub mod backup;
 pub mod blob_locations;
 pub mod blob_metadata;
 pub mod blob_namespaces;

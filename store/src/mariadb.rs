@@ -82,9 +82,20 @@ impl MariaDb {
     }
 
     pub(super) async fn begin(&self) -> Result<MariaDbTx, StoreError> {
+        self.begin_with(&["START TRANSACTION"]).await
+    }
+
+    /// Begins a transaction that reads one state of the database.
+    pub(super) async fn begin_snapshot(&self) -> Result<MariaDbTx, StoreError> {
+        // Only of the next transaction, so that the connection can be used again.
+        let isolation = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ";
+        self.begin_with(&[isolation, "START TRANSACTION WITH CONSISTENT SNAPSHOT"]).await
+    }
+
+    async fn begin_with(&self, statements: &[&str]) -> Result<MariaDbTx, StoreError> {
         for last in [false, true] {
             let active = self.servers.active().await?;
-            match begin_once(&active).await {
+            match begin_once(&active, statements).await {
                 Ok(conn) => return Ok(MariaDbTx { conn: Some(conn), server: active }),
                 Err(StoreError::Unavailable(_)) if !last => self.servers.recheck(&active).await,
                 Err(error) => return Err(error),
@@ -115,9 +126,11 @@ async fn execute_once(server: &ActiveServer, sql: &str, params: &[Value]) -> Res
     Ok(conn.affected_rows())
 }
 
-async fn begin_once(server: &ActiveServer) -> Result<Conn, StoreError> {
+async fn begin_once(server: &ActiveServer, statements: &[&str]) -> Result<Conn, StoreError> {
     let mut conn = server.connection().await?;
-    server.response(STATEMENT_TIMEOUT, conn.query_drop("START TRANSACTION")).await?;
+    for statement in statements {
+        server.response(STATEMENT_TIMEOUT, conn.query_drop(*statement)).await?;
+    }
     Ok(conn)
 }
 

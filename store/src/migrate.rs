@@ -18,7 +18,7 @@ use crate::{leases, nodes, params, schema, transaction};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Migration {
     pub(crate) number: i64,
-    text: &'static str,
+    pub(crate) text: &'static str,
     /// Whether daemons that do not know it can use the database afterwards.
     pub(crate) is_additive: bool,
 }
@@ -93,13 +93,19 @@ CREATE TABLE IF NOT EXISTS additive_migrations (
 
 /// Applies the missing migrations when a daemon starts. Returns an error if this program cannot use the database.
 pub(super) async fn run(store: &Store) -> Result<(), StoreError> {
-    for statement in statements(BOOTSTRAP_SCHEMA) {
-        run_statement(store, statement).await?;
-    }
+    create_bootstrap_tables(store).await?;
     if let Some(reason) = schema::unsupported(store).await? {
         return Err(StoreError::Internal(reason));
     }
     apply_missing(store).await
+}
+
+/// Creates the tables that the migration itself needs.
+pub(super) async fn create_bootstrap_tables(store: &Store) -> Result<(), StoreError> {
+    for statement in statements(BOOTSTRAP_SCHEMA) {
+        run_statement(store, statement).await?;
+    }
+    Ok(())
 }
 
 /// Applies the missing migrations, except those that are held back.

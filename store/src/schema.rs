@@ -1,5 +1,6 @@
 //! The schema versions of the database and of this program. See docs/decisions/0072.
 
+use crate::backup;
 use crate::error::StoreError;
 use crate::migrate;
 use crate::row::Read;
@@ -25,6 +26,9 @@ pub async fn get(mut db: impl Read) -> Result<Schema, StoreError> {
 /// Returns why this program cannot use the database, and what to do, or `None` if it can.
 pub async fn unsupported(store: &Store) -> Result<Option<String>, StoreError> {
     let (minimum, own) = (get(store).await?.minimum, store.schema_version());
+    if backup::is_restore_mark(minimum) {
+        return Ok(Some(backup::unfinished_restore()));
+    }
     Ok((minimum > own).then(|| {
         format!(
             "the database needs schema version {minimum} or newer, and muster {} has {own}: all nodes that were up have been \

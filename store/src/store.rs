@@ -95,7 +95,11 @@ impl Store {
         Ok(store)
     }
 
-    async fn open_unmigrated(url: &str, migrations: &'static [Migration]) -> Result<Self, StoreError> {
+    /// Opens a database without changing its schema.
+    pub(crate) async fn open_unmigrated(
+        url: &str,
+        migrations: &'static [Migration],
+    ) -> Result<Self, StoreError> {
         let engine = match DatabaseUrl::parse(url)? {
             DatabaseUrl::Sqlite(path) => Engine::Sqlite(sqlite::Sqlite::open(path)?),
             DatabaseUrl::MariaDb(url) => Engine::MariaDb(mariadb::MariaDb::open(url).await?),
@@ -192,6 +196,24 @@ impl Store {
         Ok(Snapshot { store: self, sqlite })
     }
 
+    /// Opens a database that daemons use, without changing its schema, to read it.
+    pub async fn open_existing(url: &str) -> Result<Self, StoreError> {
+        match DatabaseUrl::parse(url)? {
+            DatabaseUrl::Sqlite(path) if !path.exists() => {
+                Err(StoreError::Internal(format!("database {} does not exist", path.display())))
+            }
+            _ => Self::open_unmigrated(url, migrate::MIGRATIONS).await,
+        }
+    }
+
+    /// Begins a series of reads that see one state of the database, on both engines.
+    pub(crate) async fn consistent_snapshot(&self) -> Result<ConsistentSnapshot<'_>, StoreError> {
+        Ok(match &self.engine {
+            Engine::Sqlite(sqlite) => ConsistentSnapshot::Sqlite(sqlite.snapshot()?),
+            Engine::MariaDb(mariadb) => ConsistentSnapshot::MariaDb(mariadb.begin_snapshot().await?),
+        })
+    }
+
     /// Begins a transaction. Use [`transaction!`] instead.
     #[doc(hidden)]
     pub async fn begin(&self) -> Result<Tx, StoreError> {
@@ -274,6 +296,40 @@ impl Read for &Snapshot<'_> {
                 self.store.metrics.measure(started, snapshot.query(sql, params))
             }
             None => self.store.query(sql, params).await,
+        }
+    }
+}
+
+/// A series of reads that see one state of the database.
+pub(crate) enum ConsistentSnapshot<'a> {
+    Sqlite(sqlite::SqliteSnapshot<'a>),
+    MariaDb(mariadb::MariaDbTx),
+}
+
+impl std::fmt::Debug for ConsistentSnapshot<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ConsistentSnapshot")
+    }
+}
+
+impl ConsistentSnapshot<'_> {
+    pub(crate) fn is_sqlite(&self) -> bool {
+        matches!(self, Self::Sqlite(_))
+    }
+
+    /// Ends the snapshot, and returns its connection.
+    pub(crate) async fn end(self) {
+        if let Self::MariaDb(tx) = self {
+            tx.rollback().await;
+        }
+    }
+}
+
+impl Read for ConsistentSnapshot<'_> {
+    async fn rows(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+        match self {
+            ConsistentSnapshot::Sqlite(snapshot) => snapshot.query(sql, params),
+            ConsistentSnapshot::MariaDb(tx) => tx.query(sql, params).await,
         }
     }
 }

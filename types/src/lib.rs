@@ -4,6 +4,7 @@
 pub mod address;
 pub mod agent_operation;
 pub mod artifact;
+pub mod backup;
 pub mod blob;
 pub mod capacity;
 pub mod claim;

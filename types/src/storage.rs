@@ -9,6 +9,7 @@
 //! See docs/decisions/0014 and 0015.
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use bytes::Bytes;
@@ -21,6 +22,13 @@ use crate::node::NodeFuture;
 
 /// A stream of bytes to or from a disk.
 pub type ByteStream = Pin<Box<dyn Stream<Item = Result<Bytes>> + Send>>;
+
+/// Returns the file of a blob in the directory of a storage.
+#[must_use]
+pub fn blob_path(storage: &Path, blob: BlobId) -> PathBuf {
+    let name = blob.to_string();
+    storage.join("blobs").join(&name[..2]).join(name)
+}
 
 /// A partially written file, named after its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use muster_types::ids::BlobId;
-use muster_types::storage::{Draft, StoredFileKind};
+use muster_types::storage::{Draft, StoredFileKind, blob_path};
 use muster_types::{Error, Result};
 use nix::libc;
 use uuid::Uuid;
@@ -64,8 +64,7 @@ impl StorageLayout {
     }
 
     pub(super) fn blob(&self, blob: BlobId) -> PathBuf {
-        let name = blob.to_string();
-        self.root.join("blobs").join(&name[..2]).join(name)
+        blob_path(&self.root, blob)
     }
 
     pub(super) fn checksums(&self, blob: BlobId) -> PathBuf {
