@@ -45,6 +45,8 @@ pub struct App {
     pub metrics: DaemonMetrics,
     /// The event streams that clients have open.
     pub event_streams: EventStreams,
+    /// The seed of the cluster, for backups.
+    pub(crate) seed: Secret,
     pub secrets: Secrets,
     pub tokens: AccessTokens,
     /// Encrypts the responses that are kept for repeated requests.
@@ -115,6 +117,7 @@ impl App {
         let console_key = ConsoleKey::load(&settings.kerbside_signing_key, seed);
         Self {
             lease_owner: LeaseOwner::new(events.node()),
+            seed: seed.clone(),
             secrets: Secrets::new(seed),
             tokens: AccessTokens::new(seed, &settings.zone, settings.api_token_duration),
             response_cipher: RowCipher::new(seed, CipherPurpose::Responses),

@@ -16,6 +16,7 @@ use std::str::FromStr;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::address::InterfaceAddress;
+use crate::backup::BackupRecipient;
 use crate::instance::FencingPolicy;
 use crate::key::{MAX_SECRET_BYTES, Secret};
 use crate::quota::NumberOrPercent;
@@ -131,6 +132,13 @@ impl ParseSetting for Secret {
 impl ParseSetting for Option<Ipv4Addr> {
     fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() { Ok(None) } else { Ipv4Addr::parse(text).map(Some) }
+    }
+}
+
+/// An empty value means that the setting is not set.
+impl ParseSetting for Option<BackupRecipient> {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
     }
 }
 
@@ -328,6 +336,10 @@ settings! {
     scheduler_demand_per_vcpu: f64 = "SCHEDULER_DEMAND_PER_VCPU", "0.6", "expected load of a new virtual CPU";
     scheduler_demand_decay_seconds: u64 = "SCHEDULER_DEMAND_DECAY_SECONDS", "600", "seconds in which the expected load of new virtual CPUs decays";
     scheduler_disk_overcommit: f64 = "SCHEDULER_DISK_OVERCOMMIT", "5.0", "overcommit ratio of disk space";
+    backup_interval: u64 = "BACKUP_INTERVAL", "0", "seconds between backups of the database and the seed to BACKUP_DIRECTORY; 0: none";
+    backup_directory: String = "BACKUP_DIRECTORY", "", "directory for periodic backups, on every node, best on storage that the hosts share";
+    backup_recipient: Option<BackupRecipient> = "BACKUP_RECIPIENT", "", "recipient that backups are encrypted for, of `muster backup create-key`";
+    backup_keep: u64 = "BACKUP_KEEP", "7", "number of periodic backups that are kept in BACKUP_DIRECTORY";
     rebalance_interval: u64 = "REBALANCE_INTERVAL", "0", "seconds between rebalancings, which migrate instances from full nodes to empty ones; 0: only by request";
     node_ram_reservation_gb: f64 = "NODE_RAM_RESERVATION_GB", "2.0", "memory reserved for the host, in gigabytes";
     node_cpu_reservation_threads: u64 = "NODE_CPU_RESERVATION_THREADS", "2", "CPU threads reserved for the host";

@@ -4,6 +4,7 @@
 pub mod agent_operations;
 pub mod agents;
 pub mod artifact_watch;
+pub mod backups;
 pub(crate) mod blob_copies;
 mod changes;
 pub mod checkin;

@@ -8,7 +8,7 @@ use muster_types::settings::Settings;
 
 use super::task::{Run, RunsOn, Task};
 use super::{
-    agent_operations, agents, artifact_watch, changes, checkin, cleaner, event_prune, event_rows,
+    agent_operations, agents, artifact_watch, backups, changes, checkin, cleaner, event_prune, event_rows,
     event_streams, instance_watch, key_sweep, maintainer, mesh, network_role, network_usage, network_watch,
     networks, node_watch, quarantine, replicas, storage, vm_usage, vms, webhooks,
 };
@@ -282,6 +282,14 @@ pub static TASKS: &[Task] = &[
         run: Run::CancellablePass(|app| {
             Box::pin(async { rebalance::run_periodically(app).await.map(|()| false) })
         }),
+    },
+    Task {
+        name: "backup",
+        runs_on: RunsOn::Maintainer,
+        interval: backups::interval,
+        last_run: Some(backups::LAST_RUN),
+        purpose: "writes a backup to BACKUP_DIRECTORY and removes older ones, if BACKUP_INTERVAL is set",
+        run: Run::CancellablePass(|app| Box::pin(async { backups::run(app).await.map(|()| false) })),
     },
     Task {
         name: "event prune",

@@ -20,7 +20,23 @@ impl Settings {
         self.check_names()?;
         self.check_storage()?;
         self.check_loki()?;
+        self.check_backups()?;
         self.check_secrets()
+    }
+
+    fn check_backups(&self) -> Result<(), String> {
+        if self.backup_interval == 0 {
+            return Ok(());
+        }
+        if !Path::new(&self.backup_directory).is_absolute() {
+            return Err("BACKUP_DIRECTORY: must be an absolute path if BACKUP_INTERVAL is set".into());
+        }
+        if self.backup_recipient.is_none() {
+            return Err("BACKUP_RECIPIENT: must be set if BACKUP_INTERVAL is, because backups are encrypted. `muster backup \
+                        create-key FILE` creates a key and prints its recipient"
+                .into());
+        }
+        Ok(())
     }
 
     fn check_positive(&self) -> Result<(), String> {
@@ -47,6 +63,7 @@ impl Settings {
             ("ARTIFACT_MAX_VERSIONS_DEFAULT", self.artifact_max_versions_default),
             ("BLOB_REPLICATION_FACTOR", self.blob_replication_factor),
             ("REPLICA_INTERVAL", self.replica_interval),
+            ("BACKUP_KEEP", self.backup_keep),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name}: must be at least 1"));
