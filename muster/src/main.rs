@@ -1,5 +1,6 @@
 //! The executable: settings, wiring, signals and subcommands.
 
+mod backup;
 mod config;
 mod database;
 mod doctor;
@@ -53,6 +54,11 @@ enum Command {
     /// Maintain the database
     #[command(subcommand)]
     Db(database::Command),
+    /// Create and check backups of the cluster on this host
+    #[command(subcommand)]
+    Backup(backup::Command),
+    /// Restore a backup into a new cluster
+    Restore(backup::Restore),
     /// Print a shell completion script
     Completion { shell: Shell },
     /// Print the words that can follow on a command line, for the completion scripts
@@ -128,7 +134,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let is_adoption =
         matches!(cli.command, Command::Client(ClientCommand::Node(node::Command::Adopt { .. })));
     let is_daemon = matches!(cli.command, Command::Up(_) | Command::Rootless(_) | Command::Serve(_));
-    if is_adoption || is_daemon || matches!(cli.command, Command::Db(_)) {
+    let is_maintenance = matches!(cli.command, Command::Db(_) | Command::Backup(_) | Command::Restore(_));
+    if is_adoption || is_daemon || is_maintenance {
         // Files of the daemon are accessible only to its own user.
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     }
@@ -155,6 +162,10 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             }
             Command::Serve(arguments) => serve::run(arguments).await?,
             Command::Db(command) => database::run(command).await?,
+            Command::Backup(command) => {
+                backup::run(command, cli.options.format() == muster_client::Format::Json).await?;
+            }
+            Command::Restore(arguments) => backup::restore(arguments).await?,
             Command::Complete { words } => print(complete(&words).await.as_bytes())?,
             Command::Config(_) | Command::Completion { .. } | Command::Rootless(_) => {}
         }

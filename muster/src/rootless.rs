@@ -46,6 +46,9 @@ pub(crate) struct Arguments {
     /// The name of the uplink in the namespace
     #[arg(long, default_value = "eth0")]
     interface: String,
+    /// Give the namespace no uplink
+    #[arg(long)]
+    offline: bool,
     /// The arguments of `muster serve`
     #[arg(last = true)]
     serve: Vec<std::ffi::OsString>,
@@ -134,15 +137,31 @@ pub(crate) async fn require() -> anyhow::Result<()> {
     if failed.is_empty() {
         return Ok(());
     }
-    let line = |check: &HostCheck| {
-        let fix = check.fix.as_ref().map(|fix| format!(" (fix, as root: {fix})")).unwrap_or_default();
-        format!("\n  {}: {}{fix}", check.name, check.detail)
-    };
     bail!(
         "this host does not permit a cluster without root:{}\nrun `sudo muster up`, or `muster up --simulate 3`, which needs \
          no privileges",
         failed.iter().map(line).collect::<String>()
     )
+}
+
+/// Fails with the reasons if this host does not permit guests in a namespace without an uplink.
+pub(crate) async fn require_isolated() -> anyhow::Result<()> {
+    let failed: Vec<HostCheck> = checks().await?.into_iter().filter(is_failed_without_uplink).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    let lines: String = failed.iter().map(line).collect();
+    bail!("a drill is impossible here, because this host does not permit an isolated cluster:{lines}")
+}
+
+fn is_failed_without_uplink(check: &HostCheck) -> bool {
+    check.state == CheckState::Failed && check.name != PASTA
+}
+
+/// Returns the line of a check that failed.
+fn line(check: &HostCheck) -> String {
+    let fix = check.fix.as_ref().map(|fix| format!(" (fix, as root: {fix})")).unwrap_or_default();
+    format!("\n  {}: {}{fix}", check.name, check.detail)
 }
 
 /// Checks whether this host permits rootless mode.

@@ -25,6 +25,22 @@ const HOST_NODE_KEY: &str = "this machine";
 /// Exists while a directory that was moved to this host has not joined the cluster yet.
 const MOVED_FILE: &str = "moved";
 
+/// Returns the file of the seed in a data directory.
+pub(crate) fn seed_file(data: &Path) -> PathBuf {
+    data.join("auth_secret_seed")
+}
+
+/// Returns the seed in a data directory, if it has one.
+pub(crate) fn read_seed(data: &Path) -> anyhow::Result<Option<Secret>> {
+    let path = seed_file(data);
+    match fs::read_to_string(&path) {
+        Ok(text) if text.trim().len() >= 16 => Ok(Some(Secret::new(text.trim()))),
+        Ok(_) => bail!("{} is damaged: it is shorter than 16 characters", path.display()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
 /// A data directory that is locked by this process.
 #[derive(Debug)]
 pub(crate) struct DataDir {
@@ -101,17 +117,12 @@ impl DataDir {
 
     /// Returns the seed of tokens and lookup tags, generated at the first start.
     pub(crate) fn seed(&self) -> anyhow::Result<Secret> {
-        let path = self.path.join("auth_secret_seed");
-        match fs::read_to_string(&path) {
-            Ok(text) if text.trim().len() >= 16 => Ok(Secret::new(text.trim())),
-            Ok(_) => bail!("{} is damaged: it is shorter than 16 characters", path.display()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let seed = random_alphanumeric(48);
-                write_private(&path, &format!("{seed}\n"))?;
-                Ok(Secret::new(seed))
-            }
-            Err(error) => Err(error).with_context(|| path.display().to_string()),
+        if let Some(seed) = read_seed(&self.path)? {
+            return Ok(seed);
         }
+        let seed = random_alphanumeric(48);
+        write_private(&seed_file(&self.path), &format!("{seed}\n"))?;
+        Ok(Secret::new(seed))
     }
 
     /// Returns the ids of the nodes that this daemon runs, generated at the first start.

@@ -4,6 +4,7 @@
 
 mod agent;
 mod apply;
+mod backup;
 mod command_line;
 mod command_output;
 mod console;

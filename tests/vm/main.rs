@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod agent;
+mod backup;
 mod console;
 mod daemon_restart;
 mod full_disk;

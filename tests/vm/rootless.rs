@@ -14,18 +14,18 @@ use serde_json::Value;
 use crate::TIMEOUT;
 
 /// A user without any entry in the databases of the system.
-const UID: u32 = 54_321;
+pub(crate) const UID: u32 = 54_321;
 const OUTSIDE: &str = "198.51.100.1";
 
 /// A host with a link to a peer outside, and a user on it.
-struct RootlessHost {
-    host: NetworkNamespace,
+pub(crate) struct RootlessHost {
+    pub(crate) host: NetworkNamespace,
     outside: NetworkNamespace,
     directory: tempfile::TempDir,
 }
 
 impl RootlessHost {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (host, outside) = (NetworkNamespace::new("host"), NetworkNamespace::new("outside"));
         host.connect("eth9", &outside, "eth9");
         outside.sh(&format!("ip address add {OUTSIDE}/24 dev eth9 && ip link set eth9 up"));
@@ -67,7 +67,7 @@ impl RootlessHost {
         self.host.sh(&format!("mount --bind {} /etc/resolv.conf", resolver.display()));
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
@@ -84,19 +84,19 @@ impl RootlessHost {
         self.as_user(&format!("{} {arguments}", self.path("muster").display()))
     }
 
-    fn try_muster(&self, arguments: &str) -> (bool, String) {
+    pub(crate) fn try_muster(&self, arguments: &str) -> (bool, String) {
         let Output { status, stdout, stderr } = self.host.try_sh(&self.command(arguments));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (status.success(), text(&stdout) + &text(&stderr))
     }
 
-    fn muster(&self, arguments: &str) -> String {
+    pub(crate) fn muster(&self, arguments: &str) -> String {
         let (success, text) = self.try_muster(arguments);
         assert!(success, "{arguments}: {text}{}", self.log());
         text
     }
 
-    fn json(&self, arguments: &str) -> Value {
+    pub(crate) fn json(&self, arguments: &str) -> Value {
         serde_json::from_str(&self.muster(&format!("--json {arguments}"))).unwrap()
     }
 
@@ -105,7 +105,7 @@ impl RootlessHost {
     }
 
     /// Returns everything of the host that a cluster could have changed.
-    fn inventory(&self) -> String {
+    pub(crate) fn inventory(&self) -> String {
         self.host
             .sh("ip -o link | cut -d: -f2; ip -o -4 address | cut -d/ -f1; ip route; nft list ruleset; ls -A /run; cat /proc/mounts; \
              cat /proc/sys/net/ipv4/ip_forward; find /sys/fs/cgroup -name 'muster-54321*'")
@@ -113,7 +113,7 @@ impl RootlessHost {
 }
 
 /// Returns the command lines of the processes of the user.
-fn processes() -> Vec<String> {
+pub(crate) fn processes() -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
@@ -127,7 +127,7 @@ fn processes() -> Vec<String> {
     found
 }
 
-fn has_pasta() -> bool {
+pub(crate) fn has_pasta() -> bool {
     Path::new("/usr/bin/pasta").exists()
 }
 

@@ -90,6 +90,19 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("cluster resources", &["muster cluster resources"]),
     ("cluster upgrade status", &["muster cluster upgrade status"]),
     (
+        "backup create",
+        &[
+            "muster backup create /srv/backups/monday.backup --recipient backup-recipient-…",
+            "muster backup create /srv/backups/all.backup --blobs include --passphrase-file /root/passphrase",
+        ],
+    ),
+    ("backup create-key", &["muster backup create-key /media/usb/backup.key"]),
+    (
+        "backup drill",
+        &["muster backup drill /srv/backups/all.backup --key-file /media/usb/backup.key --instance web"],
+    ),
+    ("backup verify", &["muster backup verify /srv/backups/all.backup --key-file /media/usb/backup.key"]),
+    (
         "completion",
         &[
             "source <(muster completion bash)",
@@ -298,6 +311,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("quota reset", &["muster quota reset ci networks floating_addresses"]),
     ("quota set", &["muster quota set ci networks=10 memory_mb=65536"]),
     ("quota show", &["muster quota show ci"]),
+    ("restore", &["muster restore all.backup --key-file /media/usb/backup.key --data-dir /var/lib/muster"]),
     (
         "rule create",
         &[
@@ -401,8 +415,22 @@ mod tests {
     use super::*;
 
     /// The commands of the executable, which are not defined in this crate.
-    const OTHER_COMMANDS: [&str; 9] =
-        ["completion", "config", "db copy", "db recover-key", "doctor", "down", "forward", "serve", "up"];
+    const OTHER_COMMANDS: [&str; 14] = [
+        "backup create",
+        "backup create-key",
+        "backup drill",
+        "backup verify",
+        "completion",
+        "config",
+        "db copy",
+        "db recover-key",
+        "doctor",
+        "down",
+        "forward",
+        "restore",
+        "serve",
+        "up",
+    ];
 
     /// Splits a command line as a shell does, with single quotes only.
     fn split(line: &str) -> Vec<String> {

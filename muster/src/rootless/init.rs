@@ -48,7 +48,7 @@ pub(super) fn run(arguments: &Arguments, listener: TcpListener, signals: &SigSet
     let socket = ClusterDir::new(&arguments.data_dir).forward_socket();
     let (created, namespace) = mpsc::channel();
     let (started, daemon) = mpsc::channel();
-    let is_online = has_uplink();
+    let is_online = !arguments.offline && has_uplink();
     let inside = Inside {
         serve: arguments.serve.clone(),
         listener,
@@ -64,6 +64,7 @@ pub(super) fn run(arguments: &Arguments, listener: TcpListener, signals: &SigSet
     let _ = namespace.recv();
     let mut pasta = match is_online {
         true => Some(Pasta::start(&arguments.interface, *signals)?),
+        false if arguments.offline => None,
         false => {
             eprintln!("this host has no route to other hosts: guests reach only each other");
             None

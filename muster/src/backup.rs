@@ -1,0 +1,355 @@
+//! `muster backup` and `muster restore`: work on the database and the data directory, without the API. See docs/decisions/0097.
+
+mod drill;
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use clap::ValueEnum;
+use muster_client::write_private;
+use muster_control::backup::{
+    self, BackupReport, BlobMode, DecryptionKey, LoadTarget, NewBackup, Protection, generate_key,
+};
+use muster_store::{Store, backup as stored, events, seed};
+use muster_types::backup::{BackupPrivateKey, BackupRecipient};
+use muster_types::event::{Event, EventType};
+use muster_types::key::Secret;
+use muster_types::namespace::SYSTEM_NAMESPACE;
+use muster_types::object::ObjectRef;
+use muster_types::settings::{Settings, mask_password};
+use muster_types::time::format_utc;
+use serde_json::json;
+
+use crate::serve::database_url;
+use crate::state::{DataDir, read_seed, seed_file};
+use crate::{config, print};
+
+/// The number of missing blobs that a message names.
+const NAMED_BLOBS: usize = 10;
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    /// Write an encrypted backup of the cluster to a new file, while its daemons are running
+    Create(Create),
+    /// Check that a backup is complete and can be restored
+    Verify(Verify),
+    /// Restore a backup into a temporary directory and boot one of its instances, without any network
+    Drill(drill::Arguments),
+    /// Create a private key for backups, and print its recipient
+    CreateKey {
+        /// New file for the private key; keep it outside of the cluster
+        file: PathBuf,
+    },
+}
+
+/// Whether a backup contains the contents of blobs.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Blobs {
+    /// Only their checksums; the contents stay in the storage of the hosts
+    Reference,
+    /// All contents, which must be on this host
+    Include,
+}
+
+/// The cluster on this host.
+#[derive(Debug, clap::Args)]
+struct ClusterArguments {
+    /// Data directory of the cluster
+    #[arg(long, value_name = "DIR", default_value_os_t = muster_client::default_data_dir())]
+    data_dir: PathBuf,
+    /// Settings file with one NAME = value per line
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Create {
+    /// New file for the backup
+    file: PathBuf,
+    /// Encrypt it for this recipient; repeat it for several [default: BACKUP_RECIPIENT]
+    #[arg(long, value_name = "RECIPIENT", conflicts_with = "passphrase_file")]
+    recipient: Vec<BackupRecipient>,
+    /// Encrypt it with the passphrase in the first line of a file, or of standard input (-)
+    #[arg(long, value_name = "FILE")]
+    passphrase_file: Option<PathBuf>,
+    /// Whether to include the contents of images and snapshots
+    #[arg(long, value_enum, default_value = "reference")]
+    blobs: Blobs,
+    #[command(flatten)]
+    cluster: ClusterArguments,
+}
+
+/// What decrypts a backup.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct KeyArguments {
+    /// Private key that `backup create-key` wrote
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// File with the passphrase in its first line, or - for standard input
+    #[arg(long, value_name = "FILE")]
+    passphrase_file: Option<PathBuf>,
+}
+
+impl KeyArguments {
+    fn read(&self) -> anyhow::Result<DecryptionKey> {
+        match (&self.key_file, &self.passphrase_file) {
+            (Some(file), _) => {
+                let key: Result<BackupPrivateKey, String> = first_line(file)?.expose().parse();
+                let key = key.map_err(anyhow::Error::msg).with_context(|| file.display().to_string())?;
+                Ok(DecryptionKey::PrivateKey(key))
+            }
+            (None, Some(file)) => Ok(DecryptionKey::Passphrase(first_line(file)?)),
+            (None, None) => bail!("--key-file or --passphrase-file is required"),
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Verify {
+    /// Backup
+    file: PathBuf,
+    #[command(flatten)]
+    key: KeyArguments,
+    /// Directory for a temporary copy of the database [default: that of temporary files]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArguments,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The data directory and the database must be new. Nodes of the backup become lost nodes, whose names end in -lost: \
+                  no VM starts before you evacuate them."
+)]
+pub(crate) struct Restore {
+    /// Backup
+    file: PathBuf,
+    #[command(flatten)]
+    key: KeyArguments,
+    #[command(flatten)]
+    cluster: ClusterArguments,
+}
+
+pub(crate) async fn run(command: Command, as_json: bool) -> anyhow::Result<()> {
+    match command {
+        Command::Create(arguments) => create(arguments, as_json).await,
+        Command::Verify(arguments) => verify(arguments, as_json).await,
+        Command::Drill(arguments) => drill::run(arguments).await,
+        Command::CreateKey { file } => create_key(&file),
+    }
+}
+
+/// Reads a secret from the first line of a file, or of standard input.
+fn first_line(file: &Path) -> anyhow::Result<Secret> {
+    let mut text = String::new();
+    if file == Path::new("-") {
+        std::io::stdin().read_to_string(&mut text).context("standard input")?;
+    } else {
+        text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    }
+    let line = text.lines().next().unwrap_or_default().trim();
+    if line.is_empty() {
+        bail!("{}: the first line is empty", file.display());
+    }
+    Ok(Secret::new(line))
+}
+
+fn create_key(file: &Path) -> anyhow::Result<()> {
+    if file.exists() {
+        bail!("{} exists: a key that is replaced cannot decrypt its backups any longer", file.display());
+    }
+    let (recipient, private) = generate_key()?;
+    write_private(file, &format!("{}\n", private.to_secret().expose()))?;
+    eprintln!(
+        "the private key is in {}: without it, no backup for this recipient can be read",
+        file.display()
+    );
+    print(format!("{recipient}\n").as_bytes())
+}
+
+/// Returns the directories of this host that contain blobs.
+fn storages(settings: &Settings, data: &Path) -> Vec<PathBuf> {
+    let own = if settings.storage_path.is_empty() { data } else { Path::new(&settings.storage_path) };
+    let simulated = std::fs::read_dir(data.join("simulated")).into_iter().flatten().flatten();
+    [own.to_owned()].into_iter().chain(simulated.map(|entry| entry.path())).collect()
+}
+
+/// Returns the seed of a cluster whose daemon may be running.
+fn existing_seed(settings: &Settings, data: &Path) -> anyhow::Result<Secret> {
+    if !settings.auth_secret_seed.expose().is_empty() {
+        return Ok(settings.auth_secret_seed.clone());
+    }
+    read_seed(data)?.with_context(|| format!("{} has no seed: it is not that of a cluster", data.display()))
+}
+
+async fn create(arguments: Create, as_json: bool) -> anyhow::Result<()> {
+    let settings = config::load(arguments.cluster.config.as_deref())?;
+    let data = &arguments.cluster.data_dir;
+    let recipients = if arguments.recipient.is_empty() {
+        settings.backup_recipient.into_iter().collect()
+    } else {
+        arguments.recipient
+    };
+    let protection = match &arguments.passphrase_file {
+        Some(file) => Protection::Passphrase(first_line(file)?),
+        None if !recipients.is_empty() => Protection::Recipients(recipients),
+        None => bail!(
+            "a backup is always encrypted: give --recipient or --passphrase-file, or set BACKUP_RECIPIENT (`muster backup \
+             create-key FILE` creates a key)"
+        ),
+    };
+    let seed = existing_seed(&settings, data)?;
+    let url = database_url(&settings, data);
+    let context = || format!("database {}", mask_password(url.expose()));
+    let store = Store::open_existing(url.expose()).await.with_context(context)?;
+    if !seed::is_that_of_cluster(&store, &seed).await.with_context(context)? {
+        bail!("the seed in {} is not that of the database", data.display());
+    }
+    let storages = storages(&settings, data);
+    let summary = backup::create(NewBackup {
+        store: &store,
+        seed: &seed,
+        blobs: match arguments.blobs {
+            Blobs::Reference => BlobMode::Reference,
+            Blobs::Include => BlobMode::Include,
+        },
+        storages: &storages,
+        protection,
+        file: &arguments.file,
+    })
+    .await?;
+    store.close().await;
+    if as_json {
+        return print(format!("{}\n", json!({ "file": arguments.file, "summary": summary })).as_bytes());
+    }
+    let included = match arguments.blobs {
+        Blobs::Include => "included",
+        Blobs::Reference => "not included",
+    };
+    let text = format!(
+        "{}: {} rows, {} blobs ({}, {included}), {}\n",
+        arguments.file.display(),
+        summary.rows,
+        summary.blobs,
+        mebibytes(summary.blob_bytes),
+        mebibytes(summary.bytes)
+    );
+    print(text.as_bytes())
+}
+
+async fn verify(arguments: Verify, as_json: bool) -> anyhow::Result<()> {
+    let settings = config::load(arguments.cluster.config.as_deref())?;
+    let key = arguments.key.read()?;
+    let directory = arguments.directory.unwrap_or_else(std::env::temp_dir);
+    let storages = storages(&settings, &arguments.cluster.data_dir);
+    let report = backup::verify(&arguments.file, &key, &directory, &storages).await?;
+    if as_json {
+        print(format!("{}\n", serde_json::to_string(&report)?).as_bytes())?;
+    } else {
+        print(describe(&report).as_bytes())?;
+    }
+    if !report.missing_blobs.is_empty() {
+        let named: Vec<String> =
+            report.missing_blobs.iter().take(NAMED_BLOBS).map(ToString::to_string).collect();
+        bail!(
+            "{} of {} blobs are neither in the backup nor on this host: {}",
+            report.missing_blobs.len(),
+            report.blobs,
+            named.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn describe(report: &BackupReport) -> String {
+    let manifest = &report.manifest;
+    let blobs = match manifest.blobs {
+        BlobMode::Include => "included",
+        BlobMode::Reference => "in the storage of the hosts",
+    };
+    format!(
+        "created {} by muster {} (schema {})\ndatabase: {} rows, consistent\nblobs: {} ({}), {blobs}\n",
+        format_utc(manifest.created),
+        manifest.release,
+        manifest.schema_version,
+        report.rows,
+        report.blobs,
+        mebibytes(report.blob_bytes)
+    )
+}
+
+fn mebibytes(bytes: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "one decimal place")]
+    let mebibytes = bytes as f64 / 1_048_576.0;
+    format!("{mebibytes:.1} MiB")
+}
+
+/// Restores a backup into a new cluster.
+pub(crate) async fn restore(arguments: Restore) -> anyhow::Result<()> {
+    let settings = config::load(arguments.cluster.config.as_deref())?;
+    let key = arguments.key.read()?;
+    let data = DataDir::open(&arguments.cluster.data_dir).await?;
+    if data.path().join("nodes.json").exists() {
+        bail!(
+            "data directory {} is that of a node: a backup is restored only into a new cluster, with an empty data directory",
+            data.path().display()
+        );
+    }
+    let url = database_url(&settings, data.path());
+    let storage = if settings.storage_path.is_empty() {
+        data.path().to_owned()
+    } else {
+        PathBuf::from(&settings.storage_path)
+    };
+    let target = LoadTarget { database_url: url.clone(), storage: Some(storage) };
+    let loaded = backup::load(&arguments.file, &key, &target).await?;
+    if !settings.auth_secret_seed.expose().is_empty() {
+        if settings.auth_secret_seed != loaded.seed {
+            bail!(
+                "AUTH_SECRET_SEED is not that of the backup: remove it from the settings, or set that of the cluster"
+            );
+        }
+    } else {
+        match read_seed(data.path())? {
+            Some(existing) if existing != loaded.seed => {
+                bail!("{} is not that of the backup: remove it", seed_file(data.path()).display());
+            }
+            Some(_) => {}
+            None => write_private(&seed_file(data.path()), &format!("{}\n", loaded.seed.expose()))?,
+        }
+    }
+    if !loaded.violations.is_empty() {
+        eprintln!("warning: the database is not consistent: {}", loaded.violations.join(", "));
+    }
+    let lost = stored::restart(&loaded.restored).await?;
+    record(&loaded.restored.store, &loaded.manifest).await?;
+    loaded.restored.finish().await?;
+    let mut text = format!(
+        "restored {} rows and the seed of {} into {}\nkeys are valid, and all tokens, sessions and tickets are not; without a key: \
+         `muster db recover-key`\n",
+        loaded.rows,
+        format_utc(loaded.manifest.created),
+        mask_password(url.expose())
+    );
+    if !lost.is_empty() {
+        let name = &lost[0];
+        text += &format!(
+            "no VM starts by itself. Lost nodes: {}. When the new nodes are up and their hosts are off, `muster node evacuate {name} \
+             --dead` restarts the instances of {name} from snapshots and images, and `muster node delete {name} --dead` removes it\n",
+            lost.join(", ")
+        );
+    }
+    print(text.as_bytes())
+}
+
+/// Records the restoration as an event of the cluster.
+async fn record(store: &Store, manifest: &backup::Manifest) -> anyhow::Result<()> {
+    let message = "cluster restored from a backup";
+    let event = Event::new(EventType::Audit, ObjectRef::namespace(SYSTEM_NAMESPACE), message)
+        .with("created", format_utc(manifest.created))
+        .with("release", manifest.release.clone());
+    Ok(events::insert(store, &[event]).await?)
+}
