@@ -10,7 +10,10 @@ fn archive() -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-fn read(bytes: &[u8]) -> Result<Vec<(PartHeader, Vec<Vec<u8>>)>, BackupError> {
+/// A part and its records.
+type Part = (PartHeader, Vec<Vec<u8>>);
+
+fn read(bytes: &[u8]) -> Result<Vec<Part>, BackupError> {
     let mut reader = ArchiveReader::new(bytes);
     let mut parts = Vec::new();
     while let Some(header) = reader.next_part()? {
