@@ -21,8 +21,8 @@ use super::archive::{ArchiveReader, BlobMode, FORMAT, Manifest, PartHeader};
 use super::encryption::{DecryptionKey, EncryptedReader};
 use super::{BackupError, find_blob, with_path};
 
-/// The number of rows that wait for the database.
-const QUEUED_ROWS: usize = 1000;
+/// The number of rows that wait for the database. Each may be as large as [`MAX_ROW_BYTES`](backup::MAX_ROW_BYTES).
+const QUEUED_ROWS: usize = 8;
 /// The minimum length of the seed of a cluster.
 const MIN_SEED_LENGTH: usize = 16;
 
