@@ -159,7 +159,10 @@ fn first_line(file: &Path) -> anyhow::Result<Secret> {
 
 fn create_key(file: &Path) -> anyhow::Result<()> {
     if file.exists() {
-        bail!("{} exists: a key that is replaced cannot decrypt its backups any longer", file.display());
+        bail!(
+            "{} exists: give another file name, because its backups cannot be decrypted without it",
+            file.display()
+        );
     }
     let (recipient, private) = generate_key()?;
     write_private(file, &format!("{}\n", private.to_secret().expose()))?;

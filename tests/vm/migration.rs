@@ -50,7 +50,7 @@ fn migrate(host: &Host, instance: &Instance, node: &str) -> Value {
 fn assert_connected(peer_console: &mut Console, console: &mut Console) {
     let counted = peer_console.run("wc -l </tmp/received");
     let enough = format!("[ $(wc -l </tmp/received) -gt $(({} + 20)) ]", counted.trim());
-    // The other end of the connection must not wait for ever.
+    // Stops waiting when the connection has ended.
     peer_console.run(&format!("until {enough} || ! pidof nc >/dev/null; do usleep 50000; done"));
     if peer_console.run(&format!("{enough} && echo enough")).trim() != "enough" {
         panic!("the connection ended: {}", console.run("cat /tmp/ended; dmesg | tail -n 20; ps"));

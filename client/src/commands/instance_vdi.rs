@@ -186,7 +186,7 @@ struct Viewer {
 }
 
 impl Viewer {
-    /// Starts the viewer, unless the user wants none or there is no desktop.
+    /// Starts the viewer, unless the user wants none or no desktop is running.
     fn start(screen: &Screen, arguments: &Arguments) -> anyhow::Result<Option<Self>> {
         let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         if arguments.no_viewer || !["DISPLAY", "WAYLAND_DISPLAY"].into_iter().any(is_set) {

@@ -298,7 +298,7 @@ impl BlobFile {
 
 impl Drop for BlobFile {
     fn drop(&mut self) {
-        // It does not exist any longer once it has its name.
+        // After the rename no file has this name.
         let _ = fs::remove_file(&self.temporary);
     }
 }
