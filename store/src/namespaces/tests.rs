@@ -42,21 +42,22 @@ on_both_engines! {
         let created = NamespaceState::Created;
         transaction!(store, |tx| { Ok(namespaces::insert(tx, "ns").await?) }).unwrap();
         assert!(!transaction!(store, |tx| { Ok(namespaces::lock_shared(tx, "other", created).await?) }).unwrap());
-        let (begins, begun) = tokio::sync::oneshot::channel();
+        let (locked, is_locked) = tokio::sync::oneshot::channel();
+        let mut locked = Some(locked);
         let other = Arc::clone(&store);
         let deletion = tokio::spawn(async move {
-            let _ = begins.send(());
+            is_locked.await.unwrap();
             transaction!(other, |tx| {
                 assert!(namespaces::set_state(tx, "ns", created, NamespaceState::Deleted).await?);
                 Ok(trusts::exists(&mut *tx, "ns", "added").await?)
             })
         });
-        let mut begun = Some(begun);
         transaction!(store, |tx| {
             assert!(namespaces::lock_shared(tx, "ns", created).await?);
-            if let Some(begun) = begun.take() {
-                begun.await.unwrap();
+            if let Some(locked) = locked.take() {
+                locked.send(()).unwrap();
             }
+            tokio::task::yield_now().await;
             trusts::put(tx, "ns", "added", None).await?;
             Ok(())
         }).unwrap();
