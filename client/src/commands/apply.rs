@@ -47,7 +47,7 @@ pub struct Arguments {
     /// Do not ask before changing something
     #[arg(short = 'y', long)]
     yes: bool,
-    /// Delete objects that were created for this set and are no longer in the files
+    /// Delete objects that were created for this set and are missing in the files
     #[arg(long)]
     prune: bool,
     /// Delete objects that cannot be changed in place, and create them again
@@ -108,7 +108,7 @@ pub(super) async fn run(arguments: Arguments, session: &Session) -> anyhow::Resu
     ));
     if plan.kept > 0 {
         output::status(&format!(
-            "{} objects of the set are no longer in the files: --prune deletes them",
+            "{} objects of the set are missing in the files: --prune deletes them",
             plan.kept
         ));
     }

@@ -89,7 +89,7 @@ pub(super) async fn differences(
     Ok(found)
 }
 
-/// Compares a field with entries. Entries that apply has set and that the file no longer contains are removed.
+/// Compares a field with entries. Entries that apply has set and that were removed from the file are removed from the object.
 fn entries(
     field: &str,
     declared: &Declared,

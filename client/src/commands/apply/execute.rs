@@ -178,7 +178,7 @@ fn tasks(plan: &Plan) -> Vec<Task> {
     for (number, task) in tasks.iter().enumerate() {
         for (other, before) in tasks.iter().enumerate().filter(|(other, _)| *other != number) {
             match (is_last(plan, before), is_last(plan, task)) {
-                // What is no longer in the files is deleted when everything else has succeeded.
+                // Objects that were removed from the files are deleted after everything else has succeeded.
                 (false, true) => orders[number].push(other),
                 (true, false) => {}
                 (true, true) | (false, false) => {
@@ -197,7 +197,7 @@ fn tasks(plan: &Plan) -> Vec<Task> {
     tasks
 }
 
-/// Returns whether a task deletes an object that is no longer in the files. An instance that prevents the replacement of its
+/// Returns whether a task deletes an object that was removed from the files. An instance that prevents the replacement of its
 /// network is deleted earlier.
 fn is_last(plan: &Plan, task: &Task) -> bool {
     let step = &plan.steps[task.step];

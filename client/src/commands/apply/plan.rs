@@ -23,7 +23,7 @@ pub(super) enum Action {
     /// It is deleted and created again.
     Replace,
     Delete,
-    /// It was adopted and is no longer in the files: its mark is removed.
+    /// It was adopted and then removed from the files: apply removes its mark.
     Release,
     /// It is as described, but its creation is not complete.
     Wait,
@@ -86,7 +86,7 @@ pub(super) struct Step {
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
     pub(super) problems: Vec<String>,
-    /// The number of objects of the set that are no longer in the files and that are kept.
+    /// The number of objects of the set that were removed from the files and are kept.
     pub(super) kept: usize,
 }
 
