@@ -93,7 +93,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         "backup create",
         &[
             "muster backup create /srv/backups/monday.backup --recipient backup-recipient-…",
-            "muster backup create /srv/backups/all.backup --blobs include --passphrase-file /root/passphrase",
+            "muster backup create /srv/backups/all.backup --blobs include --passphrase-file /media/usb/passphrase",
         ],
     ),
     ("backup create-key", &["muster backup create-key /media/usb/backup.key"]),
