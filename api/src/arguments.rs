@@ -6,14 +6,14 @@ use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::http::Method;
 use futures_util::future::BoxFuture;
 use muster_types::Error;
-use muster_types::settings::ValidationMode;
+use muster_types::spec::ValidationMode;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::incoming::Incoming;
 use crate::lenient::Lenient;
-use crate::request::Incoming;
 use crate::request_events::shortened;
 use muster_control::app::App;
 

@@ -19,7 +19,7 @@ use tower::ServiceExt as _;
 use crate::arguments::form_pairs;
 use crate::error::ApiError;
 use crate::etag;
-use crate::request::Incoming;
+use crate::incoming::Incoming;
 use crate::response::RecordedBody;
 
 /// The number of locks of records, which are chosen by a hash.

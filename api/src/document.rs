@@ -15,11 +15,11 @@ use utoipa::openapi::{
 };
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::access::Access;
 use crate::error::ErrorBody;
 use crate::lists::ListFields;
 use crate::response::Success;
 use crate::static_file::StaticFile;
-use crate::table::Access;
 use crate::waiting::{self, WaitableStates};
 use muster_control::auth::scopes::CLUSTER_ADMIN;
 

@@ -151,3 +151,8 @@ impl IntoResponse for ApiError {
         response
     }
 }
+
+/// Returns the response to a request whose handler panicked.
+pub(crate) fn panicked() -> Response {
+    ApiError(Error::Internal("a handler panicked".into())).into_response()
+}

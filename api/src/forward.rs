@@ -16,7 +16,7 @@ use muster_types::node::{HostFeature, NodeApi};
 use muster_types::time::now;
 
 use crate::error::ApiResult;
-use crate::request::Incoming;
+use crate::incoming::Incoming;
 use crate::response::{Documented, Success};
 use crate::upgrade::Upgrade;
 use muster_control::app::App;

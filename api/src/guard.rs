@@ -16,17 +16,17 @@ use muster_types::settings::Settings;
 use muster_types::time::now;
 use muster_types::{Error, Result};
 
+use crate::access::Access;
 use crate::body::{BodyLimit, BodyMemory, BodySender, MAX_SMALL_BODY};
 use crate::browser_session;
 use crate::compression::{self, Compressible};
 use crate::conditional;
 use crate::connection::ClientConnection;
-use crate::error::ApiError;
+use crate::error::{ApiError, panicked};
 use crate::forward::DEADLINE;
 use crate::idempotency::{self, Execution, RequestedExecution};
-use crate::request::{Incoming, is_change, is_upload_chunk, panicked};
+use crate::incoming::{Incoming, is_change, is_upload_chunk};
 use crate::request_events::{MAX_RECORDED_URL, RequestEvents, shortened};
-use crate::table::Access;
 use muster_control::app::App;
 use muster_control::auth::access::{MintedKeyInfo, TokenLifetime};
 use muster_control::auth::tokens::{Claims, OriginalCaller, TokenError};
@@ -207,7 +207,7 @@ async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
     if let Some(original) = claims.caller {
         act_for(app, &mut caller, original).await?;
     }
-    let needed = crate::table::required_scope(guard.family, guard.verb, &request.method);
+    let needed = crate::access::required_scope(guard.family, guard.verb, &request.method);
     if !needed.is_empty() && !scopes::grants(caller.scopes.as_deref(), &needed) {
         return Err(Error::Forbidden("token is not scoped for this operation".into()));
     }

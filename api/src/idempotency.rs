@@ -11,7 +11,7 @@ use muster_types::{Error, Result};
 
 use crate::error::ApiError;
 use crate::forward::IDEMPOTENCY_LEASE;
-use crate::request::{Incoming, is_upload_chunk};
+use crate::incoming::{Incoming, is_upload_chunk};
 use crate::response::{RecordedBody, respond};
 use muster_control::app::App;
 use muster_control::auth::Caller;

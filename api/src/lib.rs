@@ -1,5 +1,6 @@
 //! The HTTP API. This file lists every route; the handlers are in `routes`, one file per noun.
 
+mod access;
 mod arguments;
 mod body;
 mod browser_session;
@@ -12,6 +13,7 @@ mod etag;
 mod forward;
 mod guard;
 mod idempotency;
+mod incoming;
 mod lenient;
 mod lists;
 mod metrics;
@@ -32,6 +34,7 @@ mod write_timeout;
 
 use std::sync::Arc;
 
+pub use access::{Access, RouteInfo};
 pub use metrics::{MetricsKind, metrics};
 use muster_control::app::App;
 pub use request::Service;
@@ -42,7 +45,6 @@ use routes::{
     node_drain, nodes, operations, quotas, rebalance, root, rules, sessions, trusts, ui, uploads, webhooks,
 };
 pub use server::{Listener, Tls, serve};
-pub use table::{Access, RouteInfo};
 use table::{RouteTable, handlers};
 
 /// Creates the table of routes: who may call each, and the family of the scope that it needs.

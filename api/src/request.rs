@@ -24,15 +24,16 @@ use parking_lot::Mutex;
 use tower::ServiceExt as _;
 use utoipa::openapi::OpenApi;
 
+use crate::access::RouteInfo;
 use crate::compression::{accepts_gzip, compress};
 use crate::conditional::RecordRoutes;
 use crate::document::Document;
-use crate::error::{ApiError, error_response};
+use crate::error::{ApiError, error_response, panicked};
+use crate::incoming::Incoming;
 use crate::request_events::{RecordableRoutes, RequestEvents};
 use crate::response::{protect_html, with_members};
-use crate::table::RouteInfo;
+
 use muster_control::app::App;
-use muster_control::auth::Origin;
 
 /// The route of requests whose path no route has.
 const UNMATCHED: &str = "unmatched";
@@ -65,26 +66,6 @@ pub(crate) async fn name_route(route: MatchedPath, request: Request<Body>, next:
     let mut response = next.run(request).await;
     response.extensions_mut().insert(route);
     response
-}
-
-/// The data of a request that handlers need besides its head.
-#[derive(Debug, Clone)]
-pub(crate) struct Incoming {
-    pub(crate) id: String,
-    pub(crate) remote: String,
-    /// The address that limits count: the network of `remote` if it is an IPv6 address, else `remote`.
-    pub(crate) source: String,
-    /// Whether the path ended with a slash, which is removed.
-    pub(crate) trailing_slash: bool,
-    /// Empty until the guard has read it.
-    pub(crate) body: Bytes,
-}
-
-impl Incoming {
-    /// Returns the origin of the request for routes without a token.
-    pub(crate) fn origin(&self) -> Origin<'_> {
-        Origin { remote: &self.remote, source: &self.source, request_id: &self.id }
-    }
 }
 
 /// The API as a service.
@@ -176,11 +157,6 @@ impl Service {
             Err(_) => panicked(),
         }
     }
-}
-
-/// Returns the response to a request whose handler panicked.
-pub(crate) fn panicked() -> Response {
-    ApiError(Error::Internal("a handler panicked".into())).into_response()
 }
 
 /// Returns the address of a peer, and the address that limits count. A host with IPv6 usually owns a whole /64 network.
@@ -290,18 +266,6 @@ fn method_not_allowed(method: &Method, response: &Response) -> Response {
 /// Responds to a path without a route.
 pub(crate) async fn not_found() -> Response {
     ApiError(Error::not_found("route")).into_response()
-}
-
-/// Returns whether a request changes state. A login is a POST that does not; it has its own audit event.
-pub(crate) fn is_change(method: &Method, uri: &Uri) -> bool {
-    !method.is_safe() && !matches!(uri.path(), "/auth" | "/auth/session")
-}
-
-/// Returns whether a request sends a chunk of an upload. An upload has thousands, so they are recorded only when they
-/// fail.
-pub(crate) fn is_upload_chunk(method: &Method, uri: &Uri) -> bool {
-    let rest = uri.path().strip_prefix("/upload/");
-    *method == Method::POST && rest.is_some_and(|id| !id.is_empty() && !id.contains('/'))
 }
 
 #[cfg(test)]

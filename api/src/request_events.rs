@@ -12,11 +12,11 @@ use muster_types::time::now;
 use parking_lot::Mutex;
 use serde::de::DeserializeSeed as _;
 
+use crate::access::{Access, RouteInfo};
 use crate::arguments::form_pairs;
+use crate::incoming::{is_change, is_upload_chunk};
 use crate::redaction::{NOT_LOGGED, Redactor, UNRECORDED_FIELDS};
-use crate::request::{is_change, is_upload_chunk};
 use crate::response::RecordedBody;
-use crate::table::{Access, RouteInfo};
 use muster_control::app::App;
 use muster_control::events::RefusalKind;
 

@@ -30,11 +30,16 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Returns the module after `crate::`, wherever it stands in a line.
-fn imported_modules(line: &str) -> impl Iterator<Item = &str> {
-    line.split("crate::")
-        .skip(1)
+/// Returns the modules at the root that a line names, as `crate::module` or with as many `super::` as lead to the root
+/// from a module at the given depth.
+fn imported_modules(line: &str, depth: usize) -> impl Iterator<Item = &str> {
+    let root = "super::".repeat(depth);
+    let by_name = line.split("crate::").skip(1);
+    let by_steps = line.match_indices(&root).map(|(at, _)| &line[at + root.len()..]).collect::<Vec<_>>();
+    by_name
+        .chain(by_steps)
         .filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next())
+        .filter(|module| !module.is_empty() && *module != "super")
 }
 
 #[test]
@@ -45,6 +50,7 @@ fn imports_point_downwards() {
         let relative = file.strip_prefix(&root).unwrap();
         let module = relative.components().next().unwrap().as_os_str().to_str().unwrap();
         let module = module.strip_suffix(".rs").unwrap_or(module);
+        let depth = relative.components().count() - usize::from(relative.ends_with("mod.rs"));
         let own = layer(module).unwrap_or_else(|| panic!("{module} has no layer: add it to LAYERS"));
         for (number, line) in (1..).zip(std::fs::read_to_string(&file).unwrap().lines()) {
             if line.trim_start().starts_with("//") {
@@ -54,7 +60,7 @@ fn imports_point_downwards() {
                 violations
                     .push(format!("{}:{number}: import each module on its own line", relative.display()));
             }
-            for target in imported_modules(line).filter(|target| *target != module) {
+            for target in imported_modules(line, depth).filter(|target| *target != module) {
                 if layer(target).is_some_and(|target| target >= own) {
                     violations.push(format!("{}:{number}: {}", relative.display(), line.trim()));
                 }

@@ -21,9 +21,10 @@ use muster_types::settings::{Settings, mask_password};
 use muster_types::time::format_utc;
 use serde_json::json;
 
+use crate::config;
 use crate::serve::database_url;
 use crate::state::{DataDir, read_seed, seed_file};
-use crate::{config, print};
+use crate::stdout::print;
 
 /// The number of missing blobs that a message names.
 const NAMED_BLOBS: usize = 10;

@@ -56,7 +56,7 @@ pub(crate) fn show(arguments: &Arguments, as_json: bool) -> anyhow::Result<()> {
                 json!({"name": setting.name, "value": setting.value, "source": setting.source.to_string(), "about": setting.description})
             })
             .collect();
-        return crate::print(format!("{}\n", serde_json::to_string_pretty(&list)?).as_bytes());
+        return crate::stdout::print(format!("{}\n", serde_json::to_string_pretty(&list)?).as_bytes());
     }
     let width =
         settings.effective.iter().map(|setting| setting.name.len() + setting.value.len()).max().unwrap_or(0)
@@ -65,5 +65,5 @@ pub(crate) fn show(arguments: &Arguments, as_json: bool) -> anyhow::Result<()> {
         let assignment = format!("{} = {}", setting.name, setting.value);
         format!("{assignment:width$}  # {}: {}\n", setting.source, setting.description)
     });
-    crate::print(lines.collect::<String>().as_bytes())
+    crate::stdout::print(lines.collect::<String>().as_bytes())
 }

@@ -38,7 +38,7 @@ pub(crate) async fn run(arguments: Arguments, as_json: bool) -> anyhow::Result<E
     let checks = checks(&settings, &arguments.data_dir).await?;
     let text =
         if as_json { format!("{}\n", serde_json::to_string_pretty(&checks)?) } else { report(&checks) };
-    crate::print(text.as_bytes())?;
+    crate::stdout::print(text.as_bytes())?;
     let has_failed = checks.iter().any(|check| check.state == CheckState::Failed);
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -51,7 +51,9 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let listener = TcpListener::bind(arguments.listen)
         .await
         .with_context(|| format!("cannot listen on {}", arguments.listen))?;
-    crate::print(format!("forwarding {} to {}\n", listener.local_addr()?, arguments.target).as_bytes())?;
+    crate::stdout::print(
+        format!("forwarding {} to {}\n", listener.local_addr()?, arguments.target).as_bytes(),
+    )?;
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     loop {
         let (stream, _) = tokio::select! {

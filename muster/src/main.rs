@@ -14,6 +14,7 @@ mod rootless;
 mod running;
 mod serve;
 mod state;
+mod stdout;
 mod up;
 
 use std::path::Path;
@@ -23,6 +24,8 @@ use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand};
 use muster_client::Command as ClientCommand;
 use muster_client::commands::complete::{Shell, candidates};
 use muster_client::commands::node;
+
+use stdout::print;
 
 /// A private cloud in one program
 #[derive(Debug, Parser)]
@@ -105,15 +108,6 @@ async fn adopt(data_dir: &Path, moved: bool) -> anyhow::Result<()> {
         data.path().display()
     );
     Ok(())
-}
-
-/// Writes to standard output. A closed pipe is not an error.
-fn print(text: &[u8]) -> anyhow::Result<()> {
-    use std::io::Write as _;
-    match std::io::stdout().write_all(text) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
 }
 
 /// Returns the words that can follow on a command line, with names from the cluster that its options select.

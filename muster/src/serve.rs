@@ -220,7 +220,7 @@ async fn print_login_url(app: &App, apiurl: &str) {
         }
         None => format!("web UI: {apiurl}/ui/\n"),
     };
-    if let Err(error) = crate::print(text.as_bytes()) {
+    if let Err(error) = crate::stdout::print(text.as_bytes()) {
         tracing::debug!(%error, "failed to print the URL of the web UI");
     }
 }

@@ -107,7 +107,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let log = if has_log { format!("; see {}", dir.log_file().display()) } else { String::new() };
         bail!("{error:#}{log}");
     }
-    crate::print(welcome(&dir, &arguments, is_rootless).await.as_bytes())?;
+    crate::stdout::print(welcome(&dir, &arguments, is_rootless).await.as_bytes())?;
     if arguments.demo
         && let Err(error) = demo::run(&dir, std::io::stdin().is_terminal()).await
     {

@@ -12,6 +12,7 @@ use muster_types::settings::mask_password;
 use crate::copy::{BATCH_ROWS, key_of, page_of, primary_key};
 use crate::migrate::{MIGRATIONS, Migration, TABLES};
 use crate::row::Read as _;
+use crate::schema::{RESTORE_MARK, unfinished_restore};
 use crate::store::{ConsistentSnapshot, Store};
 use crate::{Row, StoreError, Value, migrate, params, placeholders, schema, transaction};
 
@@ -22,10 +23,6 @@ pub use restart::{DrillInstance, prepare_drill, restart};
 pub const MAX_ROW_BYTES: usize = 64 << 20;
 /// The maximum number of bytes of the rows that one transaction inserts.
 const BATCH_BYTES: usize = 8 << 20;
-
-/// A number of a breaking migration that no release knows. A database that contains it is being restored, and no daemon starts
-/// with it.
-const RESTORE_MARK: i64 = 1_000_000_000;
 
 /// One consistent state of the database, which can be read while daemons use it.
 #[derive(Debug)]
@@ -237,17 +234,6 @@ impl RestoredStore {
         self.store.close().await;
         Ok(())
     }
-}
-
-/// Returns why a database cannot be used that contains the mark of a restoration.
-pub(crate) fn unfinished_restore() -> String {
-    "a backup was being restored into this database, which is not complete: run `muster restore` again"
-        .to_owned()
-}
-
-/// Returns whether a schema version is the mark of a restoration.
-pub(crate) fn is_restore_mark(version: i64) -> bool {
-    version == RESTORE_MARK
 }
 
 async fn set_mark(store: &Store, is_set: bool) -> Result<(), StoreError> {

@@ -2,7 +2,7 @@
 
 use muster_types::Error;
 
-use crate::transaction::has_committed;
+use crate::change::has_committed;
 
 /// An error of the database.
 #[derive(Debug, thiserror::Error)]

@@ -3,19 +3,11 @@
 #[cfg(test)]
 mod tests;
 
-use muster_types::Error;
 use muster_types::idempotency::IdempotencyState;
 
 use super::time::NOW;
-use super::{Read, Store, StoreError, Tx, TxError, params, transaction};
-
-/// One execution of a request with a key. Only its owner may change something and store the response.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IdempotencyLease {
-    /// The hash of the caller and its key.
-    pub hash: String,
-    pub owner: String,
-}
+use super::{Read, Store, StoreError, Tx, params, transaction};
+pub use crate::change::IdempotencyLease;
 
 /// The row of a key.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,17 +100,6 @@ pub async fn take_over(
     );
     let values = params![&lease.owner, request_id, seconds, &lease.hash, IdempotencyState::Running];
     Ok(tx.execute(&sql, values).await? == 1)
-}
-
-/// Marks a request as changed, in the transaction of its first change. Fails if another execution has taken it over.
-pub(crate) async fn mark_changed(tx: &mut Tx, lease: &IdempotencyLease) -> Result<(), TxError> {
-    let sql = "UPDATE idempotency_keys SET state = ? WHERE hash = ? AND owner = ? AND state = ?";
-    let (from, to) = (IdempotencyState::Running, IdempotencyState::Changed);
-    if tx.execute(sql, params![to, &lease.hash, &lease.owner, from]).await? == 1 {
-        return Ok(());
-    }
-    Err(Error::Unavailable("the request took too long and was repeated meanwhile, nothing was done".into())
-        .into())
 }
 
 /// Extends the lease of a running request.

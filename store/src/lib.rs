@@ -14,6 +14,7 @@ pub mod blob_locations;
 pub mod blob_metadata;
 pub mod blob_namespaces;
 pub mod blobs;
+mod change;
 pub mod changes;
 pub mod claims;
 pub mod cluster_values;
@@ -70,14 +71,15 @@ pub const MAX_NAMESAKES: usize = 11;
 /// The order and limit of a search by name.
 pub(crate) const FAILED_LAST: &str = "CASE state WHEN 'error' THEN 1 ELSE 0 END, uuid LIMIT 11";
 
+pub use change::{
+    beside_change, current_lease, dry_run, is_dry_run, run_change, run_keyed_change, run_or_check,
+};
 pub use error::{StoreError, TxError};
 pub(crate) use row::columns;
 pub use row::{Columns, FromRow, Read, Row, Select};
 pub use store::{DatabaseFacts, Snapshot, Store, Unfenced};
 pub use time::database_time;
-pub use transaction::{
-    Retry, Tx, beside_change, current_lease, dry_run, is_dry_run, run_change, run_keyed_change, run_or_check,
-};
+pub use transaction::{Retry, Tx};
 pub(crate) use union::{Union, UnionRows};
 pub use value::{FromValue, Json, Value};
 pub(crate) use value::{placeholders, to_json};

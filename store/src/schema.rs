@@ -1,10 +1,13 @@
 //! The schema versions of the database and of this program. See docs/decisions/0072.
 
-use crate::backup;
 use crate::error::StoreError;
 use crate::migrate;
 use crate::row::Read;
 use crate::store::Store;
+
+/// A number of a breaking migration that no release knows. A database that contains it is being restored, and no daemon starts
+/// with it.
+pub(crate) const RESTORE_MARK: i64 = 1_000_000_000;
 
 /// The schema of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,8 +29,8 @@ pub async fn get(mut db: impl Read) -> Result<Schema, StoreError> {
 /// Returns why this program cannot use the database, and what to do, or `None` if it can.
 pub async fn unsupported(store: &Store) -> Result<Option<String>, StoreError> {
     let (minimum, own) = (get(store).await?.minimum, store.schema_version());
-    if backup::is_restore_mark(minimum) {
-        return Ok(Some(backup::unfinished_restore()));
+    if minimum == RESTORE_MARK {
+        return Ok(Some(unfinished_restore()));
     }
     Ok((minimum > own).then(|| {
         format!(
@@ -48,4 +51,10 @@ pub fn held_migrations(store: &Store, schema: Schema) -> Vec<i64> {
 /// Applies migrations that are held back, if all nodes support them now.
 pub async fn apply_held(store: &Store) -> Result<(), StoreError> {
     if store.has_held_migrations() { migrate::apply_missing(store).await } else { Ok(()) }
+}
+
+/// Returns why a database cannot be used that contains the mark of a restoration.
+pub(crate) fn unfinished_restore() -> String {
+    "a backup was being restored into this database, which is not complete: run `muster restore` again"
+        .to_owned()
 }

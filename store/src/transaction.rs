@@ -3,16 +3,17 @@
 #[cfg(test)]
 mod tests;
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use muster_types::Error;
+use muster_types::idempotency::IdempotencyState;
 
+use crate::change::{IdempotencyLease, current_lease, is_dry_run, record_commit, require_waiting};
 use crate::error::{StoreError, TxError};
-use crate::idempotency_keys::{self, IdempotencyLease};
 use crate::membership::Membership;
+use crate::params;
 use crate::row::{Read, Row};
 use crate::store_metrics::StoreMetrics;
 use crate::value::Value;
@@ -21,96 +22,6 @@ use crate::{mariadb, sqlite};
 pub(crate) enum TxEngine {
     Sqlite(sqlite::SqliteTx),
     MariaDb(mariadb::MariaDbTx),
-}
-
-/// Returns an error if the caller of a change does not wait for it any longer.
-type RequireWaiting = Box<dyn Fn() -> Result<(), Error> + Send>;
-
-/// A change that a caller requested.
-struct Change {
-    /// Whether a transaction of it was committed.
-    has_committed: Cell<bool>,
-    require_waiting: RequireWaiting,
-    /// Whether a transaction of it that wrote something was committed.
-    has_changed: Cell<bool>,
-    /// Set if the caller may repeat the request.
-    lease: Option<IdempotencyLease>,
-    /// Whether its transactions are rolled back.
-    is_dry_run: bool,
-}
-
-tokio::task_local! {
-    static CHANGE: Change;
-}
-
-/// Runs a change that a caller requested. Its first transaction is committed only if the caller still waits, according to
-/// `require_waiting`: the daemon may have been frozen since the request began. If the database fails after a transaction was
-/// committed, for example while the response is read, the error says that it is unknown whether the change was made.
-pub async fn run_change<T>(
-    require_waiting: impl Fn() -> Result<(), Error> + Send + 'static,
-    change: impl Future<Output = T>,
-) -> T {
-    run_keyed_change(require_waiting, None, change).await
-}
-
-/// Runs a change that its caller may repeat, if it has a lease. The transaction that first writes something also records
-/// that, so that after a crash the request is executed again if and only if it has changed nothing.
-pub async fn run_keyed_change<T>(
-    require_waiting: impl Fn() -> Result<(), Error> + Send + 'static,
-    lease: Option<IdempotencyLease>,
-    change: impl Future<Output = T>,
-) -> T {
-    let require_waiting = Box::new(require_waiting);
-    let (has_committed, has_changed) = (Cell::new(false), Cell::new(false));
-    let state = Change { has_committed, require_waiting, has_changed, lease, is_dry_run: false };
-    CHANGE.scope(state, change).await
-}
-
-/// Runs a change to find out what it would do: its transactions are rolled back instead of committed.
-pub async fn dry_run<T>(change: impl Future<Output = T>) -> T {
-    let state = Change {
-        has_committed: Cell::new(false),
-        require_waiting: Box::new(|| Ok(())),
-        has_changed: Cell::new(false),
-        lease: None,
-        is_dry_run: true,
-    };
-    CHANGE.scope(state, change).await
-}
-
-/// Runs a change, or with `only_check` finds out what it would do.
-pub async fn run_or_check<T>(only_check: Option<bool>, change: impl Future<Output = T>) -> T {
-    if only_check.unwrap_or(false) { dry_run(change).await } else { change.await }
-}
-
-/// Whether the current task runs a change whose transactions are rolled back.
-#[must_use]
-pub fn is_dry_run() -> bool {
-    CHANGE.try_with(|change| change.is_dry_run).unwrap_or(false)
-}
-
-/// Returns the lease of the change that the current task runs, unless something was changed already.
-#[must_use]
-pub fn current_lease() -> Option<IdempotencyLease> {
-    let lease = CHANGE.try_with(|change| change.lease.clone().filter(|_| !change.has_changed.get()));
-    lease.ok().flatten()
-}
-
-/// Runs transactions that are no part of the change that the caller requested, such as the count of its attempts.
-pub async fn beside_change<T>(transactions: impl Future<Output = T>) -> T {
-    run_change(|| Ok(()), transactions).await
-}
-
-/// Whether the current task runs a change of which a transaction was committed.
-pub(crate) fn has_committed() -> bool {
-    CHANGE.try_with(|change| change.has_committed.get()).unwrap_or(false)
-}
-
-/// Rejects the first transaction of a change whose caller has given up.
-fn require_waiting() -> Result<(), Error> {
-    let waiting = CHANGE
-        .try_with(|change| if change.has_committed.get() { Ok(()) } else { (change.require_waiting)() });
-    waiting.unwrap_or(Ok(()))
 }
 
 /// A transaction, which is rolled back if it is dropped before it is finished.
@@ -196,7 +107,7 @@ impl Tx {
         if outcome.is_ok()
             && self.has_written
             && let Some(lease) = current_lease()
-            && let Err(error) = idempotency_keys::mark_changed(&mut self, &lease).await
+            && let Err(error) = mark_changed(&mut self, &lease).await
         {
             outcome = Err(error);
         }
@@ -222,10 +133,7 @@ impl Tx {
                 match committed {
                     Ok(()) => {
                         self.metrics.transactions.observe(self.started.elapsed().as_secs_f64());
-                        let _ = CHANGE.try_with(|change| {
-                            change.has_committed.set(true);
-                            change.has_changed.set(has_written || change.has_changed.get());
-                        });
+                        record_commit(has_written);
                         return Some(Ok(value));
                     }
                     Err(error) => {
@@ -247,6 +155,17 @@ impl Tx {
         };
         retry.after(failure).await
     }
+}
+
+/// Marks a request as changed, in the transaction of its first change. Fails if another execution has taken it over.
+async fn mark_changed(tx: &mut Tx, lease: &IdempotencyLease) -> Result<(), TxError> {
+    let sql = "UPDATE idempotency_keys SET state = ? WHERE hash = ? AND owner = ? AND state = ?";
+    let (from, to) = (IdempotencyState::Running, IdempotencyState::Changed);
+    if tx.execute(sql, params![to, &lease.hash, &lease.owner, from]).await? == 1 {
+        return Ok(());
+    }
+    Err(Error::Unavailable("the request took too long and was repeated meanwhile, nothing was done".into())
+        .into())
 }
 
 /// The retry policy of a transaction: exponential backoff with jitter.

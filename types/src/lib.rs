@@ -28,6 +28,7 @@ pub mod migration;
 pub mod namespace;
 pub mod network;
 pub mod node;
+mod node_future;
 pub mod object;
 pub mod operation;
 pub mod quota;

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use serde::{Deserialize, Serialize};
 
 use crate::key::Secret;
-use crate::node::NodeFuture;
+use crate::node_future::NodeFuture;
 use crate::object::string_enum;
 
 /// The protocol to which connections between daemons change for the data of a migration: the bytes of QEMU.

@@ -8,9 +8,7 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::pin::Pin;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +20,7 @@ use crate::guest::GuestApi;
 use crate::host_check::HostCheck;
 use crate::ids::{ClusterId, InstanceId, NetworkId, NodeId, StorageId};
 use crate::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
+pub use crate::node_future::NodeFuture;
 use crate::object::{Reference, string_enum};
 use crate::operation::OperationHandle;
 use crate::shared_storage::SharedStorageRecord;
@@ -147,9 +146,6 @@ string_enum! {
         Api = "api",
     }
 }
-
-/// The future returned by every call to a node.
-pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
 /// The interface between the control plane and a node. Implemented by this host and by simulated nodes.
 pub trait NodeApi: Send + Sync {

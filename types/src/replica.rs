@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::node::NodeFuture;
+use crate::node_future::NodeFuture;
 use crate::object::string_enum;
 
 /// The maximum number of replicas of an instance.

@@ -20,18 +20,7 @@ use crate::backup::BackupRecipient;
 use crate::instance::FencingPolicy;
 use crate::key::{MAX_SECRET_BYTES, Secret};
 use crate::quota::NumberOrPercent;
-use crate::spec::DiskBus;
-
-/// How strictly request parameters are validated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ValidationMode {
-    /// Findings are ignored.
-    Off,
-    /// Findings are logged.
-    Warn,
-    /// Findings are rejected with status 400.
-    Enforce,
-}
+use crate::spec::{DiskBus, ValidationMode};
 
 /// The format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use futures_core::Stream;
 use crate::Result;
 use crate::blob::{Compression, ContentDigest, ImageFacts};
 use crate::ids::{BlobId, OperationId, UploadId};
-use crate::node::NodeFuture;
+use crate::node_future::NodeFuture;
 
 /// A stream of bytes to or from a disk.
 pub type ByteStream = Pin<Box<dyn Stream<Item = Result<Bytes>> + Send>>;

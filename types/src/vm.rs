@@ -32,7 +32,7 @@ use crate::key::Secret;
 use crate::migration::{
     IncomingState, MigrationConnection, MigrationDriver, MigrationMode, MigrationSettings,
 };
-use crate::node::NodeFuture;
+use crate::node_future::NodeFuture;
 use crate::replica::{ReplicaCopy, ReplicaDriver};
 use crate::spec::{DiskBus, VideoSpec};
 use crate::storage::Draft;

@@ -18,7 +18,7 @@ use crate::arguments::{Args, NoArgs, required};
 use crate::error::ApiResult;
 use crate::forward::{InstanceNode, MaybeForwarded, OriginalRequest, unplaced};
 use crate::guard::Authenticated;
-use crate::request::Incoming;
+use crate::incoming::Incoming;
 use crate::response::{Json, named_bodies};
 use crate::websocket::TicketSocket;
 use muster_control::app::App;

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::arguments::Args;
 use crate::error::ApiResult;
-use crate::request::Incoming;
+use crate::incoming::Incoming;
 use crate::response::{Json, named_bodies};
 use muster_control::app::App;
 use muster_control::objects::exchange::{self, ExchangeRequest};

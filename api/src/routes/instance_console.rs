@@ -21,7 +21,7 @@ use crate::upgrade::RequestedUpgrade;
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::instance::console::{self, ProxyRecord};
-use muster_control::objects::instance::{find, find_own, locate, require_created};
+use muster_control::objects::instance::{find, find_own, locate, not_placed, require_created};
 use muster_control::objects::node_location::NodeLocation;
 use muster_store::instances::InstanceRow;
 
@@ -183,7 +183,7 @@ pub(crate) async fn vdi_helper(
             Ok(content("application/x-virt-viewer", file))
         }
         InstanceNode::Forwarded(response) => Ok(response),
-        InstanceNode::Unplaced => Err(console::not_placed().into()),
+        InstanceNode::Unplaced => Err(not_placed().into()),
     }
 }
 
@@ -209,6 +209,6 @@ pub(crate) async fn vdi_proxy(
             Ok(MaybeForwarded::Local(Json(record)))
         }
         InstanceNode::Forwarded(response) => Ok(MaybeForwarded::Forwarded(response)),
-        InstanceNode::Unplaced => Err(console::not_placed().into()),
+        InstanceNode::Unplaced => Err(not_placed().into()),
     }
 }

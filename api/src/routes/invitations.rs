@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use crate::arguments::{Args, required};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
-use crate::request::Incoming;
+use crate::incoming::Incoming;
 use crate::response::{Json, named_bodies};
 use muster_control::app::App;
 use muster_control::objects::node_invitation;

@@ -15,7 +15,7 @@ use crate::arguments::{Args, NoArgs, required};
 use crate::browser_session::{NoForeignOrigin, WithCookie};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
-use crate::request::Incoming;
+use crate::incoming::Incoming;
 use crate::response::{Json, Null, named_bodies};
 use muster_control::app::App;
 use muster_control::objects::session;

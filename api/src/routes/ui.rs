@@ -10,7 +10,7 @@ use axum::response::Response;
 use muster_types::Error;
 
 use crate::error::ApiResult;
-use crate::request::Incoming;
+use crate::incoming::Incoming;
 use crate::response::see_other;
 use crate::static_file::StaticFile;
 

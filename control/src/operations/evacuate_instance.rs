@@ -8,7 +8,7 @@ use super::create_instance::{self, is_pending, pending_instance};
 use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::instance::state::{record_state_change, set_state, settle_disks_in};
-use crate::objects::instance::{agent, fence, local_node, lost, power, read_again};
+use crate::objects::instance::{agent, local_node, lost, power, read_again, stale_vms};
 use crate::queue::{EvacuateInstance, Operation as _};
 use muster_store::operations::OperationRow;
 use muster_store::{instances, transaction};
@@ -33,7 +33,7 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
 async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     // The node may have a VM of an earlier generation, whose disks must not be used.
-    fence::remove_stale(app, local_node(app, instance.node)?).await?;
+    stale_vms::remove_stale(app, local_node(app, instance.node)?).await?;
     create_instance::preflight(app, row).await
 }
 

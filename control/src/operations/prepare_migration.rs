@@ -9,7 +9,7 @@ use muster_types::{Error, Result};
 
 use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
-use crate::objects::instance::{fence, image, incoming, local_node, migrate, plan, power, target_id};
+use crate::objects::instance::{image, incoming, local_node, migrate, plan, power, stale_vms, target_id};
 use crate::objects::network::wait::wait_instance_networks;
 use crate::queue::{Operation as _, PrepareMigration};
 
@@ -60,7 +60,7 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     let (migration, instance) = pending_migration(app, row, generation).await?;
     let node = local_node(app, Some(migration.target))?;
     // The node may have a VM of an earlier generation, whose disks must not be used.
-    fence::remove_stale(app, node).await?;
+    stale_vms::remove_stale(app, node).await?;
     for blob in instance.spec.disks.iter().filter_map(|disk| disk.blob_uuid) {
         image::ensure_on(app, &instance.namespace, node, blob).await?;
     }

@@ -12,7 +12,7 @@ use muster_types::{Error, Result};
 
 use super::changes::MAX_SUMMARY_AGE;
 use crate::app::App;
-use crate::objects::instance::{fence, local_node};
+use crate::objects::instance::{local_node, stale_vms};
 use crate::objects::{node, node_join, shared_storage};
 use muster_store::membership::{MAX_CLOCK_SKEW, Member};
 use muster_store::{node_networks, nodes, schema, transaction};
@@ -39,7 +39,7 @@ pub async fn join(app: &App) -> Result<()> {
     }
     check_in(app).await?;
     for node in &app.nodes {
-        fence::remove_stale_after_return(app, node).await?;
+        stale_vms::remove_stale_after_return(app, node).await?;
     }
     report(app, true).await
 }
@@ -51,7 +51,7 @@ pub async fn stop_deleted_nodes(app: &App) -> Result<()> {
             if let Err(error) = node.set_router_gate(RouterGate::Closed).await {
                 tracing::warn!(%error, "failed to close the gate of the routers");
             }
-            fence::remove_stale_after_return(app, node).await?;
+            stale_vms::remove_stale_after_return(app, node).await?;
         }
     }
     Ok(())
@@ -130,7 +130,7 @@ pub async fn check_in(app: &App) -> Result<()> {
             node::revive(app, id).await?;
             // After it is active, so that no instance can be evacuated from it unnoticed. Before its lease is renewed, so
             // that the watchdog stops what this cannot.
-            fence::remove_stale_after_return(app, node).await?;
+            stale_vms::remove_stale_after_return(app, node).await?;
         }
         node.renew_fencing_lease(began)?;
     }

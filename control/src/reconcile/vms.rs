@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 
 use super::agents;
 use crate::app::App;
-use crate::objects::instance::{console, fence, object, power};
+use crate::objects::instance::{console, object, power, stale_vms};
 use muster_store::instances::InstanceRow;
 
 /// The interval between passes over the nodes.
@@ -102,7 +102,7 @@ async fn observe(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) {
 
 async fn reconcile_node(app: &App, node: &Arc<dyn NodeApi>, state: &mut VmReconcileState) -> Result<()> {
     let node_id = node.identity().id;
-    let vms = fence::remove_stale(app, node).await?;
+    let vms = stale_vms::remove_stale(app, node).await?;
     if !vms.is_active {
         // The next check-in makes it active. Until then its instances may be placed on other nodes.
         return Ok(());

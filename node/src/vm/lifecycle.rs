@@ -26,7 +26,7 @@ use super::process::{Process, ProcessExit};
 use super::qemu_status::{QemuStatus, parse_status};
 use super::qmp::{Qmp, QmpEvent, SharedQmp};
 use super::vm_dir::{VmDir, VmExit, VmRecord};
-use super::{backup_job, cgroup, migration_incoming, migration_outgoing};
+use super::{backup_job, cgroup, migration_jobs};
 use crate::change_notifier::ChangeNotifier;
 use crate::guest::{GuestHandle, GuestRegistry};
 use crate::vm_socket;
@@ -257,14 +257,18 @@ impl Vm {
                 tracing::warn!(vm = %self.id, %error, "failed to cancel orphaned backup jobs");
             }
             if !self.dir.is_incoming()
-                && let Err(error) = migration_outgoing::cancel(&qmp, &self.dir, false).await
+                && let Err(error) = migration_jobs::cancel(&qmp, &self.dir, false).await
             {
                 tracing::warn!(vm = %self.id, %error, "failed to cancel orphaned migration");
             }
         }
         self.state.lock().power = VmPower::On;
         self.supervise(&running, connected.ok(), None);
-        if !self.dir.was_started() && !migration_incoming::is_loaded(self, &running).await {
+        let is_loaded = match running.qmp() {
+            Ok(qmp) => migration_jobs::is_loaded(&qmp, &self.dir).await,
+            Err(_) => false,
+        };
+        if !self.dir.was_started() && !is_loaded {
             let interrupted = VmExit { crashed: true, reason: "its start was interrupted".into() };
             if let Err(error) = self.terminate(&running, interrupted, false).await {
                 tracing::warn!(vm = %self.id, pid, %error, "failed to end an interrupted start");

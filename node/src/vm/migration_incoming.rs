@@ -13,7 +13,8 @@ use muster_types::{Error, Result};
 use serde_json::{Value, json};
 
 use super::hypervisor::{Hypervisor, blocking};
-use super::lifecycle::{RunningVm, Vm};
+use super::lifecycle::Vm;
+use super::migration_jobs::is_loaded;
 use super::migration_outgoing::{MEMORY_FD, set_capabilities};
 use super::qmp::Qmp;
 use super::vm_dir::{VmDir, VmExit};
@@ -126,13 +127,6 @@ pub(super) async fn state(vm: &Vm) -> Option<IncomingState> {
     })
 }
 
-/// Returns whether a VM has received a migration completely, and may continue.
-pub(super) async fn is_loaded(vm: &Vm, running: &RunningVm) -> bool {
-    let Ok(qmp) = running.qmp() else { return false };
-    let status = qmp.execute("query-migrate", json!({})).await;
-    vm.dir.is_incoming() && status.is_ok_and(|status| status["status"] == json!("completed"))
-}
-
 /// Lets a VM continue that has received everything, unless it is off.
 pub(super) async fn finish(vm: &Vm, resume: bool) -> Result<()> {
     match vm.dir.incoming_mode() {
@@ -145,7 +139,7 @@ pub(super) async fn finish(vm: &Vm, resume: bool) -> Result<()> {
     }
     let running = vm.require_running()?;
     let qmp = running.qmp()?;
-    if !is_loaded(vm, &running).await {
+    if !is_loaded(&qmp, &vm.dir).await {
         return Err(Error::Conflict("the VM has not received its memory".into()));
     }
     // An earlier attempt may have stopped it.

@@ -25,24 +25,18 @@ use tokio::net::{UnixListener, UnixStream};
 use super::hypervisor::blocking;
 use super::lifecycle::{RunningVm, Vm};
 use super::migration_files;
+use super::migration_jobs::{
+    JOB_POLL_INTERVAL, MEMORY_POLL_INTERVAL, MIRROR_PREFIX, cancel, find_job, wait_concluded,
+};
 use super::qmp::Qmp;
-use super::vm_dir::VmDir;
 use crate::files::io_error;
 use crate::vm_socket;
 
 /// The name of the file descriptor that carries the memory.
 pub(super) const MEMORY_FD: &str = "migration";
 
-const MIRROR_PREFIX: &str = "mirror-";
-
-/// The interval at which jobs are polled.
-const JOB_POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// The interval at which the copy of the memory is polled. The guest is stopped for as long at its end.
-const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How often progress is reported.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(250);
-/// How long a cancelled migration or job may take to end.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the target may take to load the state of the devices.
 const SWITCH_OVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The bandwidth in bytes per second that stands for "unlimited".
@@ -178,11 +172,6 @@ async fn copy_disks(
     }
 }
 
-fn find_job<'a>(jobs: &'a Value, name: &str) -> Result<&'a Value> {
-    let job = jobs.as_array().and_then(|jobs| jobs.iter().find(|job| job["id"] == json!(name)));
-    job.ok_or_else(|| Error::Unavailable(format!("QEMU has no job {name}")))
-}
-
 fn mirror_error(disk: &str, job: &Value) -> Error {
     let reason = job["error"].as_str().unwrap_or("the job ended");
     Error::Unavailable(format!("failed to copy disk {disk} to the target: {reason}"))
@@ -315,22 +304,6 @@ async fn end_mirrors(qmp: &Qmp, disks: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a job has ended, and returns it.
-async fn wait_concluded(qmp: &Qmp, name: &str, interval: Duration) -> Result<Value> {
-    let deadline = Instant::now() + CANCEL_TIMEOUT;
-    loop {
-        let jobs = qmp.execute("query-jobs", json!({})).await?;
-        let job = find_job(&jobs, name)?;
-        if job["status"] == json!("concluded") {
-            return Ok(job.clone());
-        }
-        if Instant::now() > deadline {
-            return Err(Error::Unavailable(format!("the job {name} of QEMU does not end")));
-        }
-        tokio::time::sleep(interval).await;
-    }
-}
-
 /// Sends the state of the devices, and returns when the target has loaded it.
 async fn complete(qmp: &Qmp) -> Result<()> {
     qmp.execute("migrate-continue", json!({ "state": "pre-switchover" })).await?;
@@ -346,47 +319,6 @@ async fn complete(qmp: &Qmp) -> Result<()> {
             _ => tokio::time::sleep(MEMORY_POLL_INTERVAL).await,
         }
     }
-}
-
-/// Cancels a migration, ends its jobs, and removes its block nodes and sockets. QEMU resumes the guest, unless the target has
-/// received everything: then `resume` does.
-pub(super) async fn cancel(qmp: &Qmp, dir: &VmDir, resume: bool) -> Result<()> {
-    let deadline = Instant::now() + CANCEL_TIMEOUT;
-    loop {
-        let status = qmp.execute("query-migrate", json!({})).await?;
-        match status["status"].as_str() {
-            None | Some("none" | "completed" | "failed" | "cancelled") => break,
-            Some("cancelling") => {}
-            Some(_) => drop(qmp.execute("migrate_cancel", json!({})).await?),
-        }
-        if Instant::now() > deadline {
-            return Err(Error::Unavailable("QEMU does not cancel the migration".into()));
-        }
-        tokio::time::sleep(MEMORY_POLL_INTERVAL).await;
-    }
-    let is_mirror = |value: &Value| value.as_str().is_some_and(|name| name.starts_with(MIRROR_PREFIX));
-    let jobs = qmp.execute("query-jobs", json!({})).await?;
-    for job in jobs.as_array().into_iter().flatten().filter(|job| is_mirror(&job["id"])) {
-        let Some(name) = job["id"].as_str() else { continue };
-        if job["status"] != json!("concluded") {
-            // It may end at the same time.
-            let _ = qmp.execute("block-job-cancel", json!({ "device": name, "force": true })).await;
-        }
-        wait_concluded(qmp, name, JOB_POLL_INTERVAL).await?;
-        qmp.execute("job-dismiss", json!({ "id": name })).await?;
-    }
-    let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true })).await?;
-    for node in nodes.as_array().into_iter().flatten().filter(|node| is_mirror(&node["node-name"])) {
-        qmp.execute("blockdev-del", json!({ "node-name": node["node-name"] })).await?;
-    }
-    for name in dir.file_names()?.iter().filter(|name| name.starts_with(MIRROR_PREFIX)) {
-        dir.remove(name)?;
-    }
-    let status = qmp.execute("query-status", json!({})).await?;
-    if resume && status["status"] == json!("postmigrate") {
-        qmp.execute("cont", json!({})).await?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

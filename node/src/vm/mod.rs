@@ -20,6 +20,7 @@ mod kvm;
 mod lifecycle;
 mod migration_files;
 mod migration_incoming;
+mod migration_jobs;
 mod migration_outgoing;
 mod network_isolation;
 mod process;
@@ -512,7 +513,7 @@ impl VmApi for LocalVms {
         self.task(move |hypervisor| async move {
             let Some(running) = hypervisor.get(id).and_then(|vm| vm.running()) else { return Ok(()) };
             let vm = hypervisor.require(id)?;
-            migration_outgoing::cancel(&*running.qmp()?, &vm.dir, resume).await?;
+            migration_jobs::cancel(&*running.qmp()?, &vm.dir, resume).await?;
             vm.refresh_power(&running).await
         })
     }

@@ -2,13 +2,23 @@
 
 use serde_json::{Map, Value};
 
-use crate::settings::ValidationMode;
 use crate::{Error, Result};
 
 /// The maximum number of characters of a caller's text in an error message.
 const MAX_ECHO_LENGTH: usize = 64;
 /// The maximum number of findings per request.
 const MAX_FINDINGS: usize = 20;
+
+/// How strictly request parameters are validated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValidationMode {
+    /// Findings are ignored.
+    Off,
+    /// Findings are logged.
+    Warn,
+    /// Findings are rejected with status 400.
+    Enforce,
+}
 
 /// Violations that do not make a request unusable. Depending on the mode they are rejected, collected for the log, or
 /// ignored.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::settings::ValidationMode::{self, Enforce, Off, Warn};
+use crate::spec::ValidationMode::{self, Enforce, Off, Warn};
 use crate::{Error, Result};
 
 const MODES: [ValidationMode; 3] = [Enforce, Warn, Off];

@@ -130,12 +130,6 @@ pub(crate) fn record_connection(app: &App, connection: ConsoleConnection) {
     app.events.record_if_room(event);
 }
 
-/// The error for an instance without a node.
-#[must_use]
-pub fn not_placed() -> Error {
-    Error::NotFound("placement node not found".into())
-}
-
 fn require_open_ports(app: &App) -> Result<()> {
     if app.settings.console_ports {
         return Ok(());

@@ -8,32 +8,15 @@ use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::ids::{NodeId, OperationId};
 use muster_types::instance::{InstanceState, PowerState};
-use muster_types::node::NodeState;
-use muster_types::time::format_utc;
 use muster_types::{Error, Result};
 
+use super::reachability::silence;
 use super::state::record_state_change;
 use super::{delete, local_node, object, placement, read_again};
 use crate::app::App;
 
 /// The maximum number of instances that one transaction marks.
 const BATCH_SIZE: i64 = 200;
-
-/// Returns why the state of a node's VMs is unknown.
-fn silence(node: &str, lastseen: f64) -> String {
-    format!("node {node} has not checked in since {}; the VM may still be running", format_utc(lastseen))
-}
-
-/// Rejects a request that only a node can answer that does not check in.
-pub(super) fn require_reachable(node: &NodeRow) -> Result<()> {
-    match node.state {
-        NodeState::Created | NodeState::Stopping | NodeState::Deleted => Ok(()),
-        NodeState::Stopped | NodeState::Missing | NodeState::Error => {
-            let reason = silence(&node.identity.name, node.lastseen);
-            Err(Error::Unavailable(format!("{reason}. Retry when the node is back")))
-        }
-    }
-}
 
 /// Marks the power state and the agent state of instances as unknown whose node does not check in. A node whose daemon
 /// was stopped counts after `NODE_CHECKIN_MAXIMUM`: its VMs keep running, but nothing observes them.

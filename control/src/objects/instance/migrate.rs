@@ -19,7 +19,8 @@ use muster_types::spec::DiskBus;
 use muster_types::{Error, Result};
 
 use super::placement::{self, Allocation, Candidates, RefusedNodes};
-use super::{agent, find_own, lost, node_row, object, operation_on, require_created};
+use super::reachability::require_reachable;
+use super::{agent, find_own, node_row, object, operation_on, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::audit::with_caller;
@@ -125,7 +126,7 @@ pub(crate) async fn plan(
     require_created(row)?;
     require_local(row)?;
     let source = node_row(app, row).await?;
-    lost::require_reachable(&source)?;
+    require_reachable(&source)?;
     let (mode, restart) = mode(row, stop)?;
     require_not_migrating(app, row.id).await?;
     let unfinished = operations::of_target(&*app.store, &object(row.id)).await?;

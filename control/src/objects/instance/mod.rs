@@ -24,8 +24,11 @@ pub mod placement;
 pub mod plan;
 pub mod plug;
 pub mod power;
+mod reachability;
 pub(crate) mod replica;
+mod replica_record;
 pub mod snapshot;
+pub(crate) mod stale_vms;
 pub(crate) mod state;
 mod user_data;
 
@@ -149,7 +152,7 @@ pub(crate) fn not_ready(row: &InstanceRow) -> Error {
 pub async fn locate(app: &App, row: &InstanceRow) -> Result<Option<NodeLocation>> {
     let Some(node) = row.node else { return Ok(None) };
     let Some(node) = nodes::get(&*app.store, &NameOrId::Id(node)).await? else { return Ok(None) };
-    lost::require_reachable(&node)?;
+    reachability::require_reachable(&node)?;
     Ok(Some(NodeLocation::of(app, node)))
 }
 
@@ -267,7 +270,7 @@ async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Re
                 storage: row.spec.storage,
                 storage_uuid: row.spec.storage_uuid,
                 replicas: row.spec.replicas,
-                replica: replicas_of.remove(&row.id).and_then(|rows| replica::record(app, rows)),
+                replica: replicas_of.remove(&row.id).and_then(|rows| replica_record::to_record(app, rows)),
                 restart: row.spec.restart,
                 fencing: row.spec.fencing,
                 interfaces: interfaces_of.remove(&row.id).unwrap_or_default(),
@@ -290,6 +293,12 @@ pub async fn list_interfaces(app: &App, caller: &Caller, reference: &str) -> Res
 
 /// Returns the row of the node that an instance runs on.
 pub(crate) async fn node_row(app: &App, row: &InstanceRow) -> Result<NodeRow> {
-    let id = row.node.ok_or_else(console::not_placed)?;
-    nodes::get(&*app.store, &NameOrId::Id(id)).await?.ok_or_else(console::not_placed)
+    let id = row.node.ok_or_else(not_placed)?;
+    nodes::get(&*app.store, &NameOrId::Id(id)).await?.ok_or_else(not_placed)
+}
+
+/// The error for an instance without a node.
+#[must_use]
+pub fn not_placed() -> Error {
+    Error::NotFound("placement node not found".into())
 }

@@ -13,7 +13,7 @@ use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{DiskSpecRecord, InstanceState};
 use muster_types::migration::{MigrationChannel, MigrationConnection};
 use muster_types::node::{CordonReason, NodeApi, NodeFuture, NodeState};
-use muster_types::replica::{MAX_REPLICAS, ReplicaDriver, ReplicaRecord, ReplicaState};
+use muster_types::replica::{MAX_REPLICAS, ReplicaDriver, ReplicaState};
 use muster_types::shared_storage::StorageType;
 use muster_types::spec::DiskType;
 use muster_types::time::format_utc;
@@ -62,19 +62,6 @@ pub(super) fn parse(
         }
         None => Ok(replicas),
     }
-}
-
-/// Returns the replica that the record of an instance shows.
-pub(super) fn record(app: &App, mut rows: Vec<(ReplicaRow, Option<String>)>) -> Option<ReplicaRecord> {
-    rows.retain(|(row, _)| row.state != ReplicaState::Deleting);
-    let rank = |row: &ReplicaRow| (row.state == ReplicaState::Restoring, row.last_complete.unwrap_or(-1.0));
-    rows.sort_by(|(a, _), (b, _)| rank(a).partial_cmp(&rank(b)).unwrap_or(std::cmp::Ordering::Equal));
-    let (row, node) = rows.pop()?;
-    let now = app.store.membership.database_time();
-    #[expect(clippy::cast_possible_truncation, reason = "a number of seconds")]
-    let seconds_behind = row.last_complete.map(|time| (now - time).max(0.0) as i64);
-    let ReplicaRow { state, last_complete, error, .. } = row;
-    Some(ReplicaRecord { node, state, last_complete, seconds_behind, error })
 }
 
 /// Returns the replica of an instance that receives copies: on another node that is up and is not drained.
