@@ -1,7 +1,7 @@
 //! The OpenAPI document: what all operations have in common, and its serialized form.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::http::Method;
 use muster_types::scheduling::SchedulingStage;
@@ -23,9 +23,9 @@ use crate::static_file::StaticFile;
 use crate::waiting::{self, WaitableStates};
 use muster_control::auth::scopes::CLUSTER_ADMIN;
 
-/// The serialized OpenAPI document.
+/// The OpenAPI document, serialized when it is first requested.
 #[derive(Debug, Clone)]
-pub(crate) struct Document(Arc<StaticFile>);
+pub(crate) struct Document(Arc<LazyLock<StaticFile, Box<dyn FnOnce() -> StaticFile + Send + Sync>>>);
 
 impl Document {
     pub(crate) fn new(mut document: OpenApi, settings: &Settings) -> Self {
@@ -37,8 +37,10 @@ impl Document {
         });
         // Relative to the location of the document, unless configured.
         document.servers = Some(if defaults { vec![Server::new("/")] } else { servers.collect() });
-        let json = document.to_pretty_json().expect("an OpenAPI document has only string keys");
-        Self(Arc::new(StaticFile::new("application/json", json)))
+        Self(Arc::new(LazyLock::new(Box::new(move || {
+            let json = document.to_pretty_json().expect("an OpenAPI document has only string keys");
+            StaticFile::new("application/json", json)
+        }))))
     }
 
     pub(crate) fn file(&self) -> &StaticFile {
@@ -46,7 +48,7 @@ impl Document {
     }
 
     pub(crate) fn text(&self) -> &str {
-        std::str::from_utf8(self.0.bytes()).expect("the document is made from a string")
+        std::str::from_utf8(self.file().bytes()).expect("the document is made from a string")
     }
 }
 

@@ -32,7 +32,7 @@ fn instance_survives_reboots_power_cycles_snapshots_and_crashes() {
     if !enter_vm_namespaces("lifecycle::instance_survives_reboots_power_cycles_snapshots_and_crashes") {
         return;
     }
-    let cluster = single_vm_host(&[("CLEANER_DELAY", "3"), ("BLOB_DELETION_DELAY", "1")]);
+    let cluster = single_vm_host(&[("CLEANER_DELAY", "3"), ("BLOB_DELETION_DELAY", "20")]);
     let host = cluster.host(1);
     let database = ClusterDatabase::open(&cluster.database_url, &cluster.directory);
     wait_until_no_operations(&database);

@@ -35,9 +35,9 @@ pub struct Exchange<'a> {
 
 impl ApiDocument {
     /// Returns the document, which is the same for all clusters of a process.
-    pub(crate) fn shared(text: &str) -> &'static Self {
+    pub(crate) fn shared(text: impl FnOnce() -> String) -> &'static Self {
         static DOCUMENT: OnceLock<ApiDocument> = OnceLock::new();
-        DOCUMENT.get_or_init(|| Self::parse(text))
+        DOCUMENT.get_or_init(|| Self::parse(&text()))
     }
 
     pub fn parse(text: &str) -> Self {

@@ -250,7 +250,7 @@ impl Cluster {
     }
 
     fn check_document(&self, exchange: &Exchange<'_>) {
-        let document = ApiDocument::shared(self.service.openapi());
+        let document = ApiDocument::shared(|| self.service.openapi().to_owned());
         let mut problems = document.check_response(exchange);
         let mode = self.app.settings.api_validation_mode;
         let is_exempt = self.allows_undocumented_requests.load(Ordering::Relaxed);
