@@ -1,5 +1,7 @@
 //! Migration between two hosts.
 
+use std::time::Duration;
+
 use muster_control::objects::interface::WantedAddress;
 use muster_test_cluster::{
     ClusterDatabase, Host, HostCluster, enter_vm_namespaces, qemu_processes, vm_hosts,
@@ -91,6 +93,8 @@ fn assert_stays(cluster: &HostCluster, instance: &Instance, process: i32, consol
     let record = instance.record(host);
     assert_eq!((&record["node"], &record["power_state"]), (&json!("m1"), &json!("on")), "{record}");
     assert_eq!(processes(instance).0, [process]);
+    assert_eq!(instance.events(host, "power state is now paused"), Vec::<Value>::new());
+    assert!(!instance.vm_dir(cluster, 1).join("migrating").exists());
     let counted = console.run("cat /root/count");
     console.run_until(&format!("[ $(cat /root/count) -gt {} ]", counted.trim()));
     wait_for("the VM to be removed from the target", TIMEOUT, || {
@@ -221,9 +225,16 @@ fn failed_migration_leaves_guest_running_on_its_host() {
     // Cancelled.
     let operation = migrate_slowly(first, &web);
     assert_eq!(processes(&web).1.len(), 1);
+    // Without KVM the guest is stopped while its memory is copied.
+    assert!(web.vm_dir(&cluster, 1).join("migrating").exists());
+    console.type_line("echo input-of-a\"\"-stopped-guest");
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!web.console_text(first).contains("input-of-a-stopped-guest"));
+    assert_eq!(web.record(first)["power_state"], "on");
     assert_eq!(first.call(Method::POST, &web.path("/migrate/cancel"), None).0, 200);
     let ended = wait_until_ended(first, &operation);
     assert!(ended["error_report"]["message"].to_string().contains("cancelled"), "{ended}");
+    console.wait_for("input-of-a-stopped-guest");
     assert_stays(&cluster, &web, process, &mut console);
 
     // The target dies.

@@ -429,11 +429,17 @@ impl Monitor {
             tracing::warn!(vm = %vm.id, "VM is paused until the node's disk has space again");
         }
         running.disk_failed.store(disk_failed, Ordering::Relaxed);
-        let status = parse_status(status);
+        let mut status = parse_status(status);
+        let is_stopped = status == QemuStatus::Power(VmPower::Paused);
+        if is_stopped && !disk_failed && vm.dir.is_stopped_for_migration() {
+            // For its agent it is paused, for everyone else it is on: its migration resumes it.
+            status = QemuStatus::Power(VmPower::On);
+        }
         if let QemuStatus::Power(power) = &status
             && running.requested_exit.lock().is_none()
         {
             vm.set_power(power.clone());
+            running.set_paused(is_stopped);
         }
         Ok(status)
     }
@@ -483,11 +489,12 @@ impl Monitor {
         if !free.await.is_ok_and(|free| free.is_ok_and(|free| free >= MIN_RESUME_SPACE)) {
             return;
         }
-        let resumed = match self.running.qmp() {
-            Ok(qmp) => qmp.execute("cont", json!({})).await.map(drop),
-            Err(error) => Err(error),
+        let resume = async {
+            let qmp = self.running.qmp()?;
+            migration_jobs::require_resumable(&qmp).await?;
+            qmp.execute("cont", json!({})).await
         };
-        match resumed {
+        match resume.await.map(drop) {
             Ok(()) => tracing::info!(vm = %self.vm.id, "resumed VM: the node's disk has space again"),
             Err(error) => tracing::warn!(vm = %self.vm.id, %error, "failed to resume VM after a full disk"),
         }

@@ -8,6 +8,9 @@
 //! Up to `completed` QEMU resumes the guest itself if anything fails. From then on only this daemon does, and only if the
 //! instance was not moved. Jobs, block nodes and sockets are named `mirror-…`, so that those of an earlier daemon can be
 //! found and removed.
+//!
+//! A guest without KVM is stopped before its memory is copied, and only this daemon or the next one resumes it: a file marks
+//! such a VM.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -26,7 +29,7 @@ use super::hypervisor::blocking;
 use super::lifecycle::{RunningVm, Vm};
 use super::migration_files;
 use super::migration_jobs::{
-    JOB_POLL_INTERVAL, MEMORY_POLL_INTERVAL, MIRROR_PREFIX, cancel, find_job, wait_concluded,
+    JOB_POLL_INTERVAL, MEMORY_POLL_INTERVAL, MIRROR_PREFIX, cancel, find_job, is_kvm_enabled, wait_concluded,
 };
 use super::qmp::Qmp;
 use crate::files::io_error;
@@ -87,14 +90,16 @@ pub(super) async fn migrate(
     let copied = async {
         let disk_bytes = copy_disks(vm, &running, &qmp, settings, driver).await?;
         let files = migration_files::connect(driver).await?;
+        let stopped_early = stop_emulated(vm, &qmp).await?;
         copy_memory(vm, &qmp, settings, disk_bytes, driver).await?;
-        let stopped = Instant::now();
+        let is_emulated = stopped_early.is_some();
+        let stopped = stopped_early.unwrap_or_else(Instant::now);
         driver.prepare_switch_over().await?;
         end_mirrors(&qmp, &running.record().disks).await?;
         complete(&qmp).await?;
-        Ok((stopped, files))
+        Ok((stopped, files, is_emulated))
     };
-    let (stopped, files) = match copied.await {
+    let (stopped, files, is_emulated) = match copied.await {
         Ok(copied) => copied,
         Err(error) => {
             guard.0 = None;
@@ -112,13 +117,28 @@ pub(super) async fn migrate(
             Ok(downtime)
         }
         SwitchOver::Refused(reason) => {
-            if is_on {
+            // One that was stopped may have been paused by request meanwhile.
+            if is_on && (!is_emulated || vm.dir.is_stopped_for_migration()) {
                 qmp.execute("cont", json!({})).await?;
             }
+            vm.dir.clear_stopped_for_migration()?;
             let _ = vm.refresh_power(&running).await;
             Err(Error::Conflict(reason))
         }
     }
+}
+
+/// Stops a guest that runs without KVM, and returns when: QEMU before 9.0 misses changes of its memory that translated code makes
+/// while the memory is copied, and the target would run with stale pages.
+async fn stop_emulated(vm: &Vm, qmp: &Qmp) -> Result<Option<Instant>> {
+    if is_kvm_enabled(qmp).await? || vm.power() != VmPower::On {
+        return Ok(None);
+    }
+    // Before it is stopped, so that a daemon that finds it stopped knows why.
+    vm.dir.mark_stopped_for_migration()?;
+    let stopped = Instant::now();
+    qmp.execute("stop", json!({})).await?;
+    Ok(Some(stopped))
 }
 
 fn mirror_name(disk: &str) -> String {
@@ -139,8 +159,8 @@ async fn copy_disks(
         add_mirror_target(vm, qmp, disk, record.uid, driver).await?;
         let job = json!({
             "job-id": name, "device": disk, "target": name, "sync": "top", "copy-mode": "write-blocking",
-            // 0 is unlimited.
-            "speed": bandwidth(settings).unwrap_or(0),
+            // 0 is unlimited. The disks are copied at the same time.
+            "speed": bandwidth(settings).map_or(0, |limit| (limit / record.disks.len() as u64).max(1)),
             // Otherwise the job is deleted together with its result.
             "auto-dismiss": false,
         });

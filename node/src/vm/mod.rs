@@ -193,15 +193,6 @@ impl LocalVms {
             work(hypervisor, vm).await
         })
     }
-
-    /// Executes a QMP command without arguments on a running VM.
-    fn execute(&self, id: InstanceId, command: &'static str) -> NodeFuture<'_, ()> {
-        self.with_vm(id, move |_, vm| async move {
-            let running = vm.require_running()?;
-            running.qmp()?.execute(command, json!({})).await?;
-            vm.refresh_power(&running).await
-        })
-    }
 }
 
 fn found(vm: &Arc<Vm>) -> FoundVm {
@@ -277,11 +268,23 @@ impl VmApi for LocalVms {
     }
 
     fn pause(&self, id: InstanceId) -> NodeFuture<'_, ()> {
-        self.execute(id, "stop")
+        self.with_vm(id, |_, vm| async move {
+            let running = vm.require_running()?;
+            running.qmp()?.execute("stop", json!({})).await?;
+            // A migration that ends does not resume it any longer.
+            vm.dir.clear_stopped_for_migration()?;
+            vm.refresh_power(&running).await
+        })
     }
 
     fn resume(&self, id: InstanceId) -> NodeFuture<'_, ()> {
-        self.execute(id, "cont")
+        self.with_vm(id, |_, vm| async move {
+            let running = vm.require_running()?;
+            let qmp = running.qmp()?;
+            migration_jobs::require_resumable(&qmp).await?;
+            qmp.execute("cont", json!({})).await?;
+            vm.refresh_power(&running).await
+        })
     }
 
     fn reset(&self, id: InstanceId) -> NodeFuture<'_, ()> {

@@ -4,7 +4,7 @@
 //! <disk>.qcow2  <disk>.base  <disk>.iso  nvram.fd  config.iso     disks and firmware
 //! machine.json  pid  started  end.json  reboot                    state
 //! fencing  fenced  fenced-at  watchdog.lock                       fencing
-//! incoming  received                                              migration
+//! incoming  received  migrating                                   migration
 //! qmp  console  sc-sf-agent  display/spice  nbd  mirror-<disk>    sockets
 //! display-password                                                secret of the daemon
 //! console.log  console.old  qemu.log                              logs
@@ -50,6 +50,8 @@ const FENCED_AT_FILE: &str = "fenced-at";
 const INCOMING_FILE: &str = "incoming";
 /// Exists if all files of a VM that is off were received.
 const RECEIVED_FILE: &str = "received";
+/// Exists while the guest is stopped because its memory is copied to another host.
+const MIGRATING_FILE: &str = "migrating";
 const PASSWORD_FILE: &str = "display-password";
 pub(super) const LOG_FILE: &str = "qemu.log";
 
@@ -253,7 +255,7 @@ impl VmDir {
     /// Clears the state of an earlier run, and saves the record of a new one.
     pub(super) fn begin_run(&self, record: &VmRecord) -> Result<()> {
         let of_last_run = [STARTED_FILE, PID_FILE, REBOOT_FILE, PASSWORD_FILE, FENCED_FILE];
-        for name in of_last_run.into_iter().chain([INCOMING_FILE, RECEIVED_FILE]) {
+        for name in of_last_run.into_iter().chain([INCOMING_FILE, RECEIVED_FILE, MIGRATING_FILE]) {
             self.remove(name)?;
         }
         self.save(RECORD_FILE, record)?;
@@ -360,6 +362,19 @@ impl VmDir {
     pub(super) fn clear_incoming(&self) -> Result<()> {
         self.remove(INCOMING_FILE)?;
         self.remove(RECEIVED_FILE)
+    }
+
+    /// Records that the guest is about to be stopped because its memory is copied to another host.
+    pub(super) fn mark_stopped_for_migration(&self) -> Result<()> {
+        File::create(self.file(MIGRATING_FILE)).map(drop).map_err(io_error("failed to create VM file"))
+    }
+
+    pub(super) fn is_stopped_for_migration(&self) -> bool {
+        self.file(MIGRATING_FILE).exists()
+    }
+
+    pub(super) fn clear_stopped_for_migration(&self) -> Result<()> {
+        self.remove(MIGRATING_FILE)
     }
 
     /// Records that the process is killed because the fencing lease expired.
