@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use axum::http::Method;
+use muster_control::objects::node_drain;
 use muster_node::SimulationScript;
 use muster_test_cluster::{ApiResponse, Cluster, wait_for};
-use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::Error;
+use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
 use crate::instances::{create, instance_request, text};
@@ -140,6 +142,11 @@ async fn instance_that_cannot_be_migrated_live_stays_unless_it_may_be_stopped() 
     drain.cluster.settle().await;
     let record = drain.show(&slow).await;
     assert_eq!((&record["node"], &record["power_state"]), (&json!("sim-2"), &json!("on")), "{record}");
+    let events = drain.cluster.events(&ObjectRef::new(ObjectType::Instance, text(&slow, "uuid"))).await;
+    assert!(
+        events.iter().any(|event| format!("{event:?}").contains("the guest switched itself off")),
+        "it was shut down: {events:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -171,6 +178,72 @@ async fn undrain_cancels_a_drain() {
     assert!(!drain.node_messages().await.contains(&"drained".to_owned()));
     assert_eq!(drain.cluster.count_rows("instance_migrations", "1 = 1").await, 0);
     drain.create("next", json!({})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_migration_of_a_drain_begins_after_it_was_cancelled() {
+    let drain = Drain::new().await;
+    let web = drain.create("web", json!({})).await;
+    let (app, id) = (&drain.cluster.app, text(&web, "uuid").parse().unwrap());
+    drain.post("/nodes/sim-1/drain", json!({})).await;
+    let row = muster_store::instances::get(&*app.store, id).await.unwrap().unwrap();
+    let node = muster_store::nodes::get(&*app.store, &NameOrId::Id(row.node.unwrap())).await.unwrap();
+    let cordon = node.unwrap().cordon.unwrap();
+    drain.post("/nodes/sim-1/undrain", json!({})).await;
+    // A daemon that read the cordon before continues.
+    for again in [false, true] {
+        if again {
+            drain.post("/nodes/sim-1/drain", json!({"stop": true})).await;
+        }
+        let begun = node_drain::migrate_instance(app, &row, &cordon).await;
+        assert!(matches!(begun, Err(Error::NotReady(_))), "{begun:?}");
+        assert_eq!(drain.cluster.count_rows("instance_migrations", "1 = 1").await, 0);
+    }
+    drain.post("/nodes/sim-1/undrain", json!({})).await;
+    drain.cluster.settle().await;
+    assert_eq!(drain.show(&web).await["node"], "sim-1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_cannot_hold_up_a_drain() {
+    let drain = Drain::new().await;
+    drain.cluster.create_namespace("blue").await;
+    let token = drain.cluster.token("blue").await;
+    let web = create(&drain.cluster, &token, "web", &json!({})).await;
+    let node = text(&web, "node").to_owned();
+    let set_state = async |state: &'static str, lease_expires: f64| {
+        let mut tx = drain.cluster.app.store.begin().await.unwrap();
+        let sql = "UPDATE operations SET name = 'snapshot_instance', state = ?, lease_expires = ? \
+                   WHERE name IN ('create_instance', 'snapshot_instance')";
+        assert_eq!(tx.execute(sql, &[state.into(), lease_expires.into()]).await.unwrap(), 1);
+        tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
+    };
+    // A snapshot is being taken. The migration begins nevertheless, so that no other one follows.
+    set_state("executing", muster_types::time::now() + 3600.0).await;
+    let refused = drain.call(Method::POST, &format!("/instances/{}/migrate", text(&web, "uuid")), None).await;
+    assert_eq!(refused.status, 406, "{}", refused.text);
+    let record = drain.post(&format!("/nodes/{node}/drain"), json!({})).await;
+    let hold_up = async {
+        wait_for("the migration to begin", async || {
+            let begun = drain.cluster.count_rows("instance_migrations", "1 = 1").await;
+            (begun == 1).then_some(())
+        })
+        .await;
+        for call in ["snapshot", "poweroff", "migrate/cancel"] {
+            let path = format!("/instances/{}/{call}", text(&web, "uuid"));
+            let refused = drain.cluster.call(&token, Method::POST, &path, Some(json!({}))).await;
+            assert_eq!(refused.status, 409, "{call}: {}", refused.text);
+            assert!(refused.text.contains("is being migrated"), "{}", refused.text);
+        }
+        assert_eq!(drain.show(&web).await["node"], node);
+        set_state("complete", 0.0).await;
+    };
+    tokio::join!(drain.cluster.settle(), hold_up);
+    let path = format!("/clusteroperations/node_op/{}", text(&record["operation"], "op_uuid"));
+    assert_eq!(drain.get(&path).await["state"], "complete");
+    let record = drain.show(&web).await;
+    assert_ne!(record["node"], node, "{record}");
+    assert_eq!(record["power_state"], "on", "{record}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

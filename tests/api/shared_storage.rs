@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use axum::http::Method;
 use muster_control::reconcile;
+use muster_node::SimulationScript;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -94,6 +95,47 @@ async fn evacuated_instance_has_the_content_of_its_shared_disks() {
     reconcile::vms::run_once(&host.cluster.app).await.unwrap();
     assert_eq!(shared.read_data(), "data of the guest");
     assert_eq!(host.cluster.vms(), [host.id()]);
+    shared.delete().await;
+    shared.wait_until_deleted().await;
+    assert_eq!(host.cluster.committed_capacity().await["sim-2"], (0, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drain_with_consent_restarts_an_instance_with_shared_disks_elsewhere() {
+    let shared = SharedHost::new().await;
+    let host = &shared.host;
+    shared.write_data();
+    let drain = async |body: Value| {
+        let drained = host.call(Method::POST, "/nodes/sim-1/drain", Some(body)).await;
+        assert_eq!(drained.status, 200, "{}", drained.text);
+        host.cluster.settle().await;
+        drained.body["instances"][0].clone()
+    };
+    let blocked = drain(json!({"dry_run": true})).await;
+    assert_eq!(blocked["outcome"], "blocked", "{blocked}");
+    assert!(text(&blocked, "reason").contains("shared storage"), "{blocked}");
+
+    // A failure leaves the disks to the source.
+    let script =
+        SimulationScript { migration_error: Some("the cable is unplugged".into()), ..Default::default() };
+    host.cluster.node.set_script(script);
+    let path = format!("/instances/{}/migrate", text(&host.instance, "uuid"));
+    let requested = host.call(Method::POST, &path, Some(json!({"stop": true}))).await;
+    assert_eq!(requested.status, 202, "{}", requested.text);
+    host.cluster.settle().await;
+    let record = host.show().await;
+    assert_eq!((&record["node"], &record["power_state"]), (&json!("sim-1"), &json!("on")), "{record}");
+    host.cluster.node.set_script(SimulationScript::default());
+
+    let moved = drain(json!({"stop": true})).await;
+    assert_eq!((&moved["outcome"], &moved["node"]), (&json!("restart"), &json!("sim-2")), "{moved}");
+    let record = host.show().await;
+    assert_eq!((&record["node"], &record["power_state"]), (&json!("sim-2"), &json!("on")), "{record}");
+    assert_eq!(shared.read_data(), "data of the guest");
+    reconcile::vms::run_once(&host.cluster.app).await.unwrap();
+    assert_eq!(shared.read_data(), "data of the guest");
+    let capacity = host.cluster.committed_capacity().await;
+    assert_eq!((capacity["sim-1"], capacity["sim-2"].2), ((0, 0, 0), 0), "{capacity:?}");
     shared.delete().await;
     shared.wait_until_deleted().await;
     assert_eq!(host.cluster.committed_capacity().await["sim-2"], (0, 0, 0));

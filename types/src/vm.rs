@@ -239,6 +239,9 @@ pub trait VmApi: Send + Sync {
     /// may ignore it.
     fn reboot(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
+    /// Requests that the guest powers off. Returns when the request was sent; the guest may ignore it.
+    fn request_power_off(&self, id: InstanceId) -> NodeFuture<'_, ()>;
+
     /// Attaches a network interface to a VM: immediately if it runs, otherwise with its next start. Does nothing if the
     /// interface is attached already.
     fn attach_nic<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()>;
@@ -311,7 +314,8 @@ pub trait VmApi: Send + Sync {
     ) -> NodeFuture<'a, ()>;
 
     /// Prepares a VM that receives the disks of the same VM on another node and, if it is migrated live, its memory: then it is
-    /// started. Its disks must have been built. Remains of an earlier attempt are removed first.
+    /// started. It was built, unless its disks are on shared storage: then it is migrated while it is off, and does not acquire them. Remains
+    /// of an earlier attempt are removed first.
     fn prepare_incoming<'a>(&'a self, plan: &'a VmPlan, mode: MigrationMode) -> NodeFuture<'a, ()>;
 
     /// Opens a connection over which a VM receives its memory, a disk or files.

@@ -30,7 +30,7 @@ pub(crate) struct NewMigration {
     /// The guest is stopped when the rest of its memory is expected to be copied within this number of milliseconds; absent:
     /// 300.
     downtime_limit_ms: Option<u64>,
-    /// The maximum bandwidth of the copy of each disk and of the memory, in megabits per second; absent: unlimited.
+    /// The maximum bandwidth of the copy of all disks, and then of the memory, in megabits per second; absent: unlimited.
     bandwidth_limit_mbps: Option<u64>,
     /// Whether an instance that is on or paused is powered off, and started on the target: if it cannot be migrated while it
     /// runs; absent: false.
@@ -44,8 +44,8 @@ pub(crate) struct NewMigration {
 /// `progress` counts the bytes of disks and memory. If anything fails, the instance continues on its node.
 #[utoipa::path(post, path = "/instances/{instance_ref}/migrate", tag = "instances",
     params(("instance_ref" = String, Path)), request_body = NewMigration, responses(
-    (status = 404, description = "No such instance or node."), (status = 406, description = "The instance is not ready."),
-    (status = 409, description = "The instance is being migrated or has unfinished operations, or the target is not suitable; `error` says why."),
+    (status = 404, description = "No such instance or node."), (status = 406, description = "The instance is not ready, or has unfinished operations."),
+    (status = 409, description = "The instance is being migrated, or the target is not suitable; `error` says why."),
     (status = 507, description = "No other node has capacity for the instance.")))]
 pub(crate) async fn start(
     State(app): State<Arc<App>>,
@@ -66,7 +66,7 @@ pub(crate) async fn start(
 /// removed, or in `complete` if the instance has moved already.
 #[utoipa::path(post, path = "/instances/{instance_ref}/migrate/cancel", tag = "instances",
     params(("instance_ref" = String, Path)), responses((status = 404, description = "No such instance."),
-    (status = 409, description = "The instance is not being migrated.")))]
+    (status = 409, description = "The instance is not being migrated, or its node is drained and the caller is not of the namespace `system`.")))]
 pub(crate) async fn cancel(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,

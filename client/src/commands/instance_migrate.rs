@@ -24,7 +24,7 @@ pub struct Arguments {
     /// Stop the guest when the rest of its memory is expected to be copied within this time (default: 300)
     #[arg(long, value_name = "MILLISECONDS")]
     downtime_limit: Option<u64>,
-    /// Maximum bandwidth of the copy of each disk and of the memory, in megabits per second
+    /// Maximum bandwidth of the copy of all disks, and then of the memory, in megabits per second
     #[arg(long, value_name = "MBPS")]
     bandwidth_limit: Option<u64>,
     /// Slow the guest down if it changes its memory faster than it is copied

@@ -28,6 +28,8 @@ use crate::queue::{DrainNode, NewOperation, Operation as _};
 
 /// The number of failed migrations after which an instance stays, or is powered off if that is allowed.
 const MAX_FAILURES: usize = 3;
+/// The seconds after which a drain does not wait any longer for an instance that is not ready, or a node that does not check in.
+const WAIT_TIMEOUT: f64 = 3600.0;
 
 fn object(id: NodeId) -> ObjectRef {
     ObjectRef::new(ObjectType::Node, id)
@@ -205,7 +207,14 @@ pub(crate) async fn migrate_instances(app: &App, id: NodeId) -> Result<()> {
     let cordon = node.cordon.clone().filter(|cordon| cordon.reason == CordonReason::Drain);
     let Some(cordon) = cordon.filter(|_| node.state != NodeState::Deleted) else { return Ok(()) };
     if node.state != NodeState::Created {
-        return Err(Error::NotReady("the node does not check in".into()));
+        let name = &node.identity.name;
+        if app.store.membership.database_time() - node.lastseen < WAIT_TIMEOUT {
+            return Err(Error::NotReady(format!("node {name} does not check in")));
+        }
+        return Err(Error::Conflict(format!(
+            "node {name} has not checked in for an hour: start its daemon and drain it again, or use `muster node evacuate \
+             {name} --dead` if the host is dead"
+        )));
     }
     let migrations = instance_migrations::list(&*app.store).await?;
     let mut batch = MigrationBatch::new(migrations.iter().filter(|migration| migration.source == id).count());
@@ -223,18 +232,45 @@ pub(crate) async fn migrate_instances(app: &App, id: NodeId) -> Result<()> {
     Ok(())
 }
 
-/// Starts the migration of an instance.
-async fn migrate_instance(app: &App, row: &InstanceRow, cordon: &NodeCordon) -> Result<bool> {
+/// Starts the migration of an instance of a node that has a cordon.
+pub async fn migrate_instance(app: &App, row: &InstanceRow, cordon: &NodeCordon) -> Result<bool> {
     let failures = migration_batch::failed_since(app, row.id, cordon.since).await?;
-    let plan = if failures.len() < MAX_FAILURES {
-        plan(app, row, cordon.stop).await?
+    let planned = if failures.len() < MAX_FAILURES {
+        plan(app, row, cordon.stop).await
     } else if cordon.stop && is_active(row) && failures.len() < 2 * MAX_FAILURES {
-        migrate::plan(app, row, None, true).await?
+        migrate::plan(app, row, None, true).await
     } else {
         let reason = failures.first().map_or("", failure);
         return Err(Error::Conflict(format!("its migration failed {} times: {reason}", failures.len())));
     };
+    let plan = planned.map_err(|error| end_wait(error, now() - cordon.since))?;
     let caller = Caller::daemon("drain");
-    migrate::begin(app, &caller, row, &plan, MigrationSettings::default()).await?;
+    // The node is to be emptied, even if the guest is slower for that.
+    let settings = MigrationSettings { auto_converge: true, ..MigrationSettings::default() };
+    migrate::begin(app, &caller, row, &plan, settings, Some(cordon)).await?;
     Ok(true)
+}
+
+/// Lets an instance stay that is not ready to be migrated, after some time since the drain was requested.
+fn end_wait(error: Error, waited: f64) -> Error {
+    match error {
+        Error::NotReady(reason) if waited >= WAIT_TIMEOUT => {
+            Error::Conflict(format!("{reason}, an hour after the drain was requested"))
+        }
+        error => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_for_an_instance_ends_with_its_reason() {
+        let not_ready = || Error::NotReady("instance web is not ready (creating)".into());
+        assert!(matches!(end_wait(not_ready(), WAIT_TIMEOUT - 1.0), Error::NotReady(_)));
+        let ended = end_wait(not_ready(), WAIT_TIMEOUT);
+        assert!(matches!(&ended, Error::Conflict(reason) if reason.contains("(creating)")), "{ended}");
+        assert!(matches!(end_wait(Error::Contended, WAIT_TIMEOUT), Error::Contended));
+    }
 }

@@ -318,7 +318,11 @@ async fn find_refused(
     for planned in moves {
         let rows = (balance.rows.get(&planned.instance), balance.node_rows.get(&planned.target));
         let (Some(row), Some(target)) = rows else { continue };
-        match migrate::plan(app, row, Some(target), false).await {
+        let plan = match migrate::require_idle(app, row.id).await {
+            Ok(()) => migrate::plan(app, row, Some(target), false).await,
+            Err(error) => Err(error),
+        };
+        match plan {
             Ok(plan) => plans.push((planned, row, plan)),
             Err(error) if is_refusal(&error) => refused.push(RefusedMove {
                 planned: *planned,
@@ -382,8 +386,9 @@ async fn migrate_instance(app: &App, row: &InstanceRow, planned: &PlannedMove) -
     }
     let begun = async {
         let plan = migrate::plan(app, row, Some(target), false).await?;
+        migrate::require_idle(app, row.id).await?;
         let caller = Caller::daemon("rebalance");
-        migrate::begin(app, &caller, row, &plan, MigrationSettings::default()).await
+        migrate::begin(app, &caller, row, &plan, MigrationSettings::default(), None).await
     };
     match begun.await {
         Ok(_) => Ok(true),

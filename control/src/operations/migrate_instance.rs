@@ -1,11 +1,17 @@
 //! Migrates the VM of an instance, live or while it is off, to the target that `prepare_migration` has prepared. See docs/decisions/0070.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use muster_store::instance_migrations;
 use muster_store::operations::OperationRow;
 use muster_store::{instances, nodes};
 use muster_types::event::{Event, EventType};
+use muster_types::ids::InstanceId;
 use muster_types::instance::PowerState;
+use muster_types::node::NodeApi;
 use muster_types::object::NameOrId;
+use muster_types::vm::VmPower;
 use muster_types::{Error, Result};
 
 use super::prepare_migration::pending_migration;
@@ -15,6 +21,10 @@ use crate::app::App;
 use crate::objects::instance::outgoing::{OutgoingMigration, record_progress};
 use crate::objects::instance::{incoming, local_node, migrate, object, power, target_id};
 use crate::queue::{MigrateInstance, Operation as _};
+
+/// How long a guest may take to power off before its VM is stopped.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
+const POWER_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     MigrateInstance::KIND,
@@ -54,6 +64,7 @@ async fn migrate(app: &App, row: &OperationRow) -> Result<()> {
     let target_name = target.identity.name.clone();
     record_progress(app, row, None).await?;
     if parameters.restart {
+        shut_down(node, id).await?;
         let _lock = app.instance_locks.lock(id).await;
         pending_migration(app, row, parameters.generation).await?;
         node.vms().stop(id).await?;
@@ -80,6 +91,24 @@ async fn migrate(app: &App, row: &OperationRow) -> Result<()> {
         Some(target) => incoming::settle(app, &target, id).await,
         None => Ok(()),
     }
+}
+
+/// Requests that the guest powers off, and waits for it for some time.
+async fn shut_down(node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<()> {
+    // A paused guest does not receive the request.
+    if node.vms().power(id).await? != Some(VmPower::On) {
+        return Ok(());
+    }
+    node.vms().request_power_off(id).await?;
+    let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
+    while node.vms().power(id).await? == Some(VmPower::On) {
+        if Instant::now() >= deadline {
+            tracing::info!(instance = %id, "the guest does not power off, stopping its VM");
+            return Ok(());
+        }
+        tokio::time::sleep(POWER_POLL_INTERVAL).await;
+    }
+    Ok(())
 }
 
 async fn remove_source(app: &App, row: &OperationRow) -> Result<()> {

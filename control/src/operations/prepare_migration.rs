@@ -3,8 +3,9 @@
 
 use muster_store::instance_migrations::{self, MigrationRow};
 use muster_store::instances::{self, InstanceRow};
-use muster_store::operations::OperationRow;
+use muster_store::operations::{self, OperationRow};
 use muster_types::instance::InstanceState;
+use muster_types::time::now;
 use muster_types::{Error, Result};
 
 use super::step::{Implementation, Step, Undo, failure_message};
@@ -18,12 +19,12 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     &[
         Step {
             name: "instance_preflight",
-            run: |app, row| Box::pin(preflight(app, row)),
+            run: |app, row| Box::pin(async move { end_wait(row, preflight(app, row).await) }),
             undo: Undo::NotNeeded("other instances may use the images; unused ones are removed later"),
         },
         Step {
             name: "network_ensure_mesh",
-            run: |app, row| Box::pin(ensure_networks(app, row)),
+            run: |app, row| Box::pin(async move { end_wait(row, ensure_networks(app, row).await) }),
             undo: Undo::NotNeeded("networks are removed from the node with the migration"),
         },
         Step {
@@ -33,6 +34,32 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
         },
     ],
 );
+
+/// The seconds after which a target that waits for something gives the migration up.
+const WAIT_TIMEOUT: f64 = 3600.0;
+
+/// Ends the migration if the target has waited for too long.
+fn end_wait(row: &OperationRow, outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(Error::NotReady(reason)) if now() - row.created >= WAIT_TIMEOUT => {
+            Err(Error::Conflict(format!("the target was not ready within an hour: {reason}")))
+        }
+        outcome => outcome,
+    }
+}
+
+/// Waits for operations of the instance that were requested before the migration, for example snapshots. Most others are rejected
+/// during a migration.
+async fn wait_operations(app: &App, row: &OperationRow) -> Result<()> {
+    let operations = operations::of_target(&*app.store, &row.target).await?;
+    let is_own = |other: &OperationRow| {
+        other.id == row.id || other.depends_on.iter().any(|parent| parent.op_uuid == row.id)
+    };
+    let earlier = operations
+        .iter()
+        .find(|other| migrate::is_unfinished(other) && !is_own(other) && other.created <= row.created);
+    earlier.map_or(Ok(()), |earlier| Err(migrate::unfinished(earlier)))
+}
 
 /// Returns the migration and its instance, which is still on the source.
 pub(super) async fn pending_migration(
@@ -58,9 +85,13 @@ pub(super) async fn pending_migration(
 async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     let PrepareMigration { generation, .. } = PrepareMigration::parameters(row)?;
     let (migration, instance) = pending_migration(app, row, generation).await?;
+    wait_operations(app, row).await?;
     let node = local_node(app, Some(migration.target))?;
     // The node may have a VM of an earlier generation, whose disks must not be used.
     stale_vms::remove_stale(app, node).await?;
+    if instance.spec.storage_uuid.is_some() {
+        return Ok(());
+    }
     for blob in instance.spec.disks.iter().filter_map(|disk| disk.blob_uuid) {
         image::ensure_on(app, &instance.namespace, node, blob).await?;
     }
@@ -87,7 +118,10 @@ async fn prepare(app: &App, row: &OperationRow) -> Result<()> {
         plan.generation = generation;
         // The content of the NVRAM arrives with the memory or the disks.
         plan.nvram_template = None;
-        node.vms().build(&plan).await?;
+        // Disks on shared storage stay where they are.
+        if plan.shared_storage.is_none() {
+            node.vms().build(&plan).await?;
+        }
         match node.vms().prepare_incoming(&plan, mode).await {
             Err(Error::PortInUse(reason)) => {
                 tracing::info!(instance = %instance.id, reason, "retrying with other ports");

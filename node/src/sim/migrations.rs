@@ -15,7 +15,7 @@ use muster_types::vm::{DiskKind, VmPlan, VmPower};
 use muster_types::{Error, Result};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::vm::SimulatedVm;
+use super::vm::{SimulatedVm, never_started};
 use super::vms::{SimulatedVms, without_drive_files};
 use crate::files::io_error;
 
@@ -36,6 +36,9 @@ impl SimulatedVms {
             MigrationMode::Off => VmPower::Off { reason: "it was migrated while it was off".into() },
         };
         let mut state = self.state.lock();
+        if plan.shared_storage.is_some() && !state.vms.contains_key(&plan.id) {
+            state.vms.insert(plan.id, SimulatedVm::new(None, never_started()));
+        }
         let vm = state.vms.get_mut(&plan.id).ok_or_else(|| Error::not_found("VM"))?;
         vm.plan = Some(without_drive_files(plan));
         vm.incoming = Some(IncomingState::Waiting);

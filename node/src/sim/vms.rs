@@ -408,6 +408,18 @@ impl VmApi for SimulatedVms {
         Box::pin(async { result })
     }
 
+    fn request_power_off(&self, id: InstanceId) -> NodeFuture<'_, ()> {
+        let result = self.update(id, |vm| {
+            vm.require_active()?;
+            // A paused guest does not receive the request.
+            if vm.power == VmPower::On {
+                vm.power = VmPower::Off { reason: "the guest switched itself off".into() };
+            }
+            Ok(())
+        });
+        Box::pin(async { result })
+    }
+
     fn attach_nic<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()> {
         let result = self.update(id, |vm| {
             // Without a plan, the interface is part of the next start.

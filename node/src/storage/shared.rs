@@ -247,6 +247,12 @@ impl SharedStorage {
         Ok(dir)
     }
 
+    /// Returns the directory of the disks of an instance, which need not exist.
+    pub(crate) fn disk_dir(&self, storage: StorageId, id: InstanceId) -> Result<PathBuf> {
+        self.require(storage)?;
+        Ok(self.instance_dir(id))
+    }
+
     /// Removes the disks of an instance, which need not exist.
     pub(crate) fn remove(&self, storage: StorageId, id: InstanceId) -> Result<()> {
         self.require(storage)?;

@@ -28,6 +28,7 @@ use super::lifecycle::Vm;
 use super::migration_outgoing::{REPORT_INTERVAL, bandwidth};
 use super::vm_dir::{VmDir, file};
 use crate::files::io_error;
+use crate::replica_messages::{TRANSFER_TIMEOUT, within};
 
 /// The file of a VM for the earlier part of its console log.
 const OLD_CONSOLE_LOG: &str = "console.old";
@@ -107,7 +108,7 @@ fn disk_names(dir: &VmDir) -> Result<Vec<String>> {
 }
 
 /// Returns the names, sizes and times of the disks of a VM.
-fn versions(dir: &VmDir) -> Result<Vec<(String, u64, i64, i64)>> {
+pub(super) fn versions(dir: &VmDir) -> Result<Vec<(String, u64, i64, i64)>> {
     let version = |name: String| {
         let metadata =
             std::fs::symlink_metadata(dir.file(&name)).map_err(io_error("failed to inspect disk"))?;
@@ -177,7 +178,7 @@ async fn send(
         while left > 0 {
             let chunk = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             file.read_exact(&mut buffer[..chunk]).await.map_err(io_error("failed to read disk"))?;
-            stream.write_all(&buffer[..chunk]).await.map_err(failed())?;
+            within(TRANSFER_TIMEOUT, stream.write_all(&buffer[..chunk])).await?;
             left -= chunk as u64;
             done += chunk as u64;
             if let Some(bandwidth) = bandwidth {

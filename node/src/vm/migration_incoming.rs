@@ -49,7 +49,13 @@ pub(super) async fn prepare_off(hypervisor: &Arc<Hypervisor>, vm: &Vm, plan: &Vm
     let off = VmExit::off("it was migrated while it was off");
     let (record, dir) = (start::new_record(hypervisor, plan, None), vm.dir.clone());
     let (fencing, exit) = (plan.fencing, off.clone());
+    let shared = plan.shared_storage.map(|storage| (hypervisor.storage.clone(), storage, plan.id));
     blocking(move || {
+        if let Some((files, storage, id)) = shared {
+            dir.create()?;
+            // Acquired when the VM is started. The source needs them if the migration fails.
+            dir.link_disks(&files.require_shared()?.disk_dir(storage, id)?)?;
+        }
         dir.set_fencing(fencing)?;
         dir.begin_run(&record)?;
         dir.save_exit(&exit)?;

@@ -306,6 +306,15 @@ impl VmApi for LocalVms {
         })
     }
 
+    fn request_power_off(&self, id: InstanceId) -> NodeFuture<'_, ()> {
+        self.with_vm(id, |_, vm| async move {
+            let qmp = vm.require_running()?.qmp()?;
+            // It must not start again.
+            vm.dir.clear_reboot_request();
+            qmp.execute("system_powerdown", json!({})).await.map(drop)
+        })
+    }
+
     fn attach_nic<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()> {
         let nic = nic.clone();
         self.with_vm(id, move |hypervisor, vm| async move {
@@ -463,7 +472,8 @@ impl VmApi for LocalVms {
 
     fn prepare_incoming<'a>(&'a self, plan: &'a VmPlan, mode: MigrationMode) -> NodeFuture<'a, ()> {
         let plan = plan.clone();
-        self.with_vm(plan.id, move |hypervisor, vm| async move {
+        self.task(move |hypervisor| async move {
+            let vm = hypervisor.get_or_insert(plan.id);
             let _power = vm.power_lock.lock().await;
             if let Some(running) = vm.running() {
                 vm.terminate(&running, VmExit::off("it is prepared again"), false).await?;

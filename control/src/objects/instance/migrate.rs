@@ -3,15 +3,16 @@
 
 use muster_store::instance_migrations::{self, MigrationRow};
 use muster_store::instances::{self, InstanceRow};
-use muster_store::nodes::NodeRow;
+use muster_store::nodes::{NodeRelease, NodeRow};
 use muster_store::operations::{self, OperationRow};
-use muster_store::{StoreError, Tx, TxError, interfaces, networks, node_ledgers, nodes, transaction};
+use muster_store::{Read, StoreError, Tx, TxError, interfaces, networks, node_ledgers, nodes, transaction};
 use muster_types::capacity::{Capacity, CommittedCapacity};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::PowerState;
 use muster_types::migration::{MigrationMode, MigrationSettings, SwitchOver};
-use muster_types::node::NodeState;
+use muster_types::node::{CordonReason, NodeCordon, NodeState};
+use muster_types::object::NameOrId;
 use muster_types::operation::{OperationHandle, OperationRecord};
 use muster_types::scheduling::SchedulingStage;
 use muster_types::shared_storage::StorageType;
@@ -88,10 +89,7 @@ impl MigrationPlan {
 
 /// Returns whether nothing about an instance itself prevents its migration while it runs.
 pub(crate) fn is_live_migratable(row: &InstanceRow) -> bool {
-    row.power_state == PowerState::On
-        && require_created(row).is_ok()
-        && require_local(row).is_ok()
-        && mode(row, false).is_ok()
+    row.power_state == PowerState::On && require_created(row).is_ok() && mode(row, false).is_ok()
 }
 
 /// Reserves capacity on the target of a migration, and queues its operations. Returns the one that completes last.
@@ -108,7 +106,8 @@ pub async fn start(
         None => None,
     };
     let plan = plan(app, &row, target.as_ref(), request.stop).await?;
-    let (target, handle) = begin(app, caller, &row, &plan, request.settings).await?;
+    require_idle(app, row.id).await?;
+    let (target, handle) = begin(app, caller, &row, &plan, request.settings, None).await?;
     let event = Event::audit(object(row.id), "migration request from REST API")
         .with("from_node", plan.source.identity.name.clone())
         .with("node", target);
@@ -124,23 +123,17 @@ pub(crate) async fn plan(
     stop: bool,
 ) -> Result<MigrationPlan> {
     require_created(row)?;
-    require_local(row)?;
     let source = node_row(app, row).await?;
     require_reachable(&source)?;
     let (mode, restart) = mode(row, stop)?;
-    require_not_migrating(app, row.id).await?;
-    let unfinished = operations::of_target(&*app.store, &object(row.id)).await?;
-    // What created the instance has nothing left to do for it, but may not be marked as finished yet.
-    let is_creation = |name: &str| [CreateInstance::KIND.name, EvacuateInstance::KIND.name].contains(&name);
-    let mut unfinished = unfinished.iter().filter(|operation| !operation.state.is_final());
-    if let Some(operation) = unfinished.find(|operation| !is_creation(&operation.name)) {
-        let (name, id) = (&operation.name, operation.id);
-        return Err(Error::NotReady(format!(
-            "operation {name} ({id}) of the instance is not finished: wait for it"
-        )));
-    }
+    require_not_migrating(&*app.store, row.id).await?;
+    let releases = nodes::releases(&*app.store).await?;
+    let check_target = |target: &NodeRow| {
+        check_target(&source, target, mode)?;
+        check_release(&releases, &source.identity.name, &target.identity.name)
+    };
     if let Some(target) = target {
-        check_target(&source, target, mode).map_err(Error::Conflict)?;
+        check_target(target).map_err(Error::Conflict)?;
     }
     let nodes = nodes::list(&*app.store).await?;
     let others = other_nodes(&source, &nodes);
@@ -158,7 +151,7 @@ pub(crate) async fn plan(
     let mut reasons = Vec::new();
     candidates.retain(|id| {
         let Some(node) = nodes.iter().find(|node| node.identity.id == id) else { return false };
-        let checked = check_target(&source, node, mode);
+        let checked = check_target(node);
         reasons.extend(checked.as_ref().err().filter(|_| id != source.identity.id).cloned());
         checked.is_ok()
     });
@@ -179,16 +172,45 @@ pub(crate) async fn plan(
     }
 }
 
+/// Rejects a migration of an instance that has unfinished operations. A drain does not use it, because a new one could always
+/// begin: its migrations wait for those that began before them.
+pub(crate) async fn require_idle(app: &App, id: InstanceId) -> Result<()> {
+    let operations = operations::of_target(&*app.store, &object(id)).await?;
+    match operations.iter().find(|operation| is_unfinished(operation)) {
+        Some(operation) => Err(unfinished(operation)),
+        None => Ok(()),
+    }
+}
+
+/// Returns whether an operation may still change its instance. What created the instance has nothing left to do for it, but may
+/// not be marked as finished yet.
+pub(crate) fn is_unfinished(operation: &OperationRow) -> bool {
+    let is_creation =
+        [CreateInstance::KIND.name, EvacuateInstance::KIND.name].contains(&operation.name.as_str());
+    !operation.state.is_final() && !is_creation
+}
+
+pub(crate) fn unfinished(operation: &OperationRow) -> Error {
+    let (name, id) = (&operation.name, operation.id);
+    Error::NotReady(format!("operation {name} ({id}) of the instance is not finished: wait for it"))
+}
+
 /// Reserves capacity on the first node of a plan that has it, and queues the operations of the migration. Returns the name
-/// of the target, and the operation that completes last.
+/// of the target, and the operation that completes last. A migration of a drain begins only while the node has its cordon.
 pub(crate) async fn begin(
     app: &App,
     caller: &Caller,
     row: &InstanceRow,
     plan: &MigrationPlan,
     settings: MigrationSettings,
+    drain: Option<&NodeCordon>,
 ) -> Result<(String, OperationHandle)> {
-    let begun = transaction!(app.store, |tx| { begin_in(app, tx, caller, row, plan, settings).await });
+    let begun = transaction!(app.store, |tx| {
+        if let Some(cordon) = drain {
+            require_drained_in(tx, plan.source.identity.id, cordon).await?;
+        }
+        begin_in(app, tx, caller, row, plan, settings).await
+    });
     let (allocation, handle) = begun?;
     placement::update_cache(app, &allocation);
     placement::record_scheduling(app, caller, row.id, &plan.request, &plan.candidates, Ok(&allocation));
@@ -197,9 +219,37 @@ pub(crate) async fn begin(
     Ok((allocation.name, handle))
 }
 
+/// Requires that a node still has the cordon of a drain. `undrain` waits for this transaction, and cancels what it has begun, or
+/// this transaction finds that the drain was cancelled.
+async fn require_drained_in(tx: &mut Tx, node: NodeId, cordon: &NodeCordon) -> Result<(), TxError> {
+    // Before anything is read.
+    node_ledgers::lock(tx, node).await?;
+    let row = nodes::get(&mut *tx, &NameOrId::Id(node)).await?;
+    if row.and_then(|row| row.cordon).as_ref() == Some(cordon) {
+        return Ok(());
+    }
+    Err(Error::NotReady("the drain was cancelled or requested again".into()).into())
+}
+
+/// Rejects what would end the migration of an instance from a node that is drained, unless the caller may cancel the drain.
+pub(crate) async fn require_may_end(app: &App, caller: &Caller, id: InstanceId) -> Result<()> {
+    if caller.is_system() {
+        return Ok(());
+    }
+    let Some(migration) = instance_migrations::get(&*app.store, id).await? else { return Ok(()) };
+    let source = nodes::get(&*app.store, &NameOrId::Id(migration.source)).await?;
+    match source.and_then(|source| source.cordon) {
+        Some(cordon) if cordon.reason == CordonReason::Drain => Err(Error::Conflict(
+            "the instance is being migrated because its node is drained: wait for the migration".into(),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Requests the cancellation of a migration. The instance continues on its node, unless it has moved already.
 pub async fn cancel(app: &App, caller: &Caller, reference: &str) -> Result<()> {
     let row = find_own(app, caller, reference, None).await?;
+    require_may_end(app, caller, row.id).await?;
     let cancelled = transaction!(app.store, |tx| { Ok(instance_migrations::cancel(tx, row.id).await?) })?;
     if !cancelled {
         return Err(Error::Conflict("the instance is not being migrated".into()));
@@ -211,8 +261,8 @@ pub async fn cancel(app: &App, caller: &Caller, reference: &str) -> Result<()> {
 }
 
 /// Rejects a change of an instance that is being migrated, which would be lost.
-pub(crate) async fn require_not_migrating(app: &App, id: InstanceId) -> Result<()> {
-    match instance_migrations::get(&*app.store, id).await? {
+pub(crate) async fn require_not_migrating(db: impl Read, id: InstanceId) -> Result<()> {
+    match instance_migrations::get(db, id).await? {
         None => Ok(()),
         Some(_) => Err(Error::Conflict(
             "the instance is being migrated: wait for it, or cancel it with `muster instance cancel-migration`".into(),
@@ -234,15 +284,6 @@ fn refusal(node: &NodeRow, candidates: &Candidates) -> Option<String> {
     }
 }
 
-fn require_local(row: &InstanceRow) -> Result<()> {
-    match row.spec.storage {
-        StorageType::Local => Ok(()),
-        StorageType::Shared => Err(Error::Conflict(
-            "its disks are on shared storage, which migration does not support yet".into(),
-        )),
-    }
-}
-
 fn check_settings(settings: &MigrationSettings) -> Result<()> {
     let check = |name: &str, value: Option<u64>, max: u64| match value {
         Some(value) if !(1..=max).contains(&value) => {
@@ -259,6 +300,11 @@ fn mode(row: &InstanceRow, stop: bool) -> Result<(MigrationMode, bool)> {
     match row.power_state {
         PowerState::On | PowerState::Paused if stop => Ok((MigrationMode::Off, true)),
         PowerState::On | PowerState::Paused => {
+            if row.spec.storage == StorageType::Shared {
+                return Err(Error::Conflict(format!(
+                    "its disks are on shared storage, which only one running VM may use: {STOP_HINT}"
+                )));
+            }
             if let Some(disk) = row.disks.iter().find(|disk| disk.bus == DiskBus::Nvme) {
                 let device = &disk.device;
                 return Err(Error::Conflict(format!(
@@ -311,6 +357,18 @@ pub(crate) fn check_target(source: &NodeRow, target: &NodeRow, mode: MigrationMo
     }
 }
 
+/// Returns why the daemon of a target is too old to receive a VM. A newer one understands what an older one sends.
+fn check_release(releases: &[NodeRelease], from: &str, to: &str) -> Result<(), String> {
+    let find = |name: &str| releases.iter().find(|release| release.name == name);
+    match (find(from), find(to)) {
+        (Some(source), Some(target)) if target.schema_version < source.schema_version => Err(format!(
+            "node {to} runs an older release ({}) than node {from} ({}): upgrade it first",
+            target.release, source.release
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Inserts the rows of a migration: the reservation on the target, and the operations.
 async fn begin_in(
     app: &App,
@@ -320,7 +378,8 @@ async fn begin_in(
     plan: &MigrationPlan,
     settings: MigrationSettings,
 ) -> Result<(Allocation, OperationHandle), TxError> {
-    let changed = || StoreError::Conflict("the instance changed".into());
+    // Another attempt finds the reason, if there is one.
+    let changed = || Error::NotReady("the instance is changing: try again".into());
     let source = row.node.ok_or_else(changed)?;
     let generation = instances::reserve_generation(tx, row).await?.ok_or_else(changed)?;
     let allocation = plan.allocate_in(app, tx, &row.namespace).await?;
@@ -354,15 +413,18 @@ async fn notify_networks_in(tx: &mut Tx, id: InstanceId) -> Result<(), StoreErro
     Ok(())
 }
 
-/// Releases capacity of a node that is not needed there any longer.
+/// Releases capacity of a node that is not needed there any longer. The ledger does not have disks on shared storage.
 async fn release_in(
     tx: &mut Tx,
     node: NodeId,
-    namespace: &str,
+    row: Option<&InstanceRow>,
     capacity: &Capacity,
 ) -> Result<(NodeId, CommittedCapacity), StoreError> {
     let ledger = node_ledgers::lock(tx, node).await?;
+    let namespace = row.map_or("", |row| &row.namespace);
+    let has_shared_disks = row.is_some_and(|row| row.spec.storage_uuid.is_some());
     let Capacity { cpus, memory_mb, disk_gb } = *capacity;
+    let disk_gb = if has_shared_disks { 0 } else { disk_gb };
     let committed = scheduler::release_capacity(&ledger, cpus, memory_mb, disk_gb);
     node_ledgers::set(tx, node, &committed).await?;
     claim::refund_in(tx, namespace, capacity).await?;
@@ -377,9 +439,8 @@ pub(crate) async fn end_failed(app: &App, migration: &MigrationRow) -> Result<bo
             return Ok(None);
         }
         let row = instances::get(&mut *tx, migration.instance).await?;
-        let namespace = row.map(|row| row.namespace).unwrap_or_default();
         notify_networks_in(tx, migration.instance).await?;
-        Ok(Some(release_in(tx, migration.target, &namespace, &migration.reserved).await?))
+        Ok(Some(release_in(tx, migration.target, row.as_ref(), &migration.reserved).await?))
     })?;
     let Some((node, committed)) = released else { return Ok(false) };
     app.placement.update(node, committed);
@@ -493,12 +554,30 @@ async fn switch_over_in(
     interfaces::set_node(tx, id, current.target).await?;
     notify_networks_in(tx, id).await?;
     operations::set_node(tx, &object(id), current.target).await?;
-    Ok(Ok(release_in(tx, current.source, &row.namespace, &row.committed).await?))
+    Ok(Ok(release_in(tx, current.source, Some(&row), &row.committed).await?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn older_daemon_is_no_target() {
+        let node = |name: &str, schema_version| NodeRelease {
+            name: name.into(),
+            state: NodeState::Created,
+            release: "muster 0.1.0".into(),
+            schema_version,
+        };
+        let releases = [node("old", Some(20)), node("new", Some(22)), node("unknown", None)];
+        for (from, to) in [("old", "old"), ("old", "new"), ("unknown", "old")] {
+            assert_eq!(check_release(&releases, from, to), Ok(()));
+        }
+        for (from, to) in [("new", "old"), ("old", "unknown")] {
+            let reason = check_release(&releases, from, to).unwrap_err();
+            assert!(reason.contains(&format!("node {to} runs an older release")), "{reason}");
+        }
+    }
 
     #[test]
     fn limits_must_be_in_range() {

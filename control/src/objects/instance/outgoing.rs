@@ -37,6 +37,8 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(3);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The number of failed probes in a row after which the migration is cancelled.
 const MAX_FAILED_PROBES: u32 = 3;
+/// How long a migration may take to copy more than ever before: a guest may change its memory faster than it is copied.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(300);
 const BUFFER_SIZE: usize = 256 << 10;
 
 /// A migration that this daemon runs.
@@ -53,6 +55,8 @@ struct OutgoingState {
     recorded: Option<Instant>,
     probed: Option<Instant>,
     failed_probes: u32,
+    /// The most bytes that were copied, and since when.
+    copied: Option<(u64, Instant)>,
     /// The instance lock, from when the guest is stopped on.
     lock: Option<OwnedMutexGuard<()>>,
 }
@@ -77,6 +81,7 @@ impl<'a> OutgoingMigration<'a> {
     }
 
     async fn record(&self, progress: MigrationProgress) -> Result<()> {
+        self.state.lock().require_progress(progress.done, Instant::now())?;
         let is_due = |last: Option<Instant>, interval| last.is_none_or(|last| last.elapsed() >= interval);
         let (record, probe) = {
             let state = self.state.lock();
@@ -130,6 +135,25 @@ impl<'a> OutgoingMigration<'a> {
                 connect_peer(self.app, node, instance, generation, connection).await
             }
         }
+    }
+}
+
+impl OutgoingState {
+    /// Fails if the migration has not copied more for too long.
+    fn require_progress(&mut self, done: u64, now: Instant) -> Result<()> {
+        match self.copied {
+            Some((most, since)) if done <= most => {
+                if now.duration_since(since) >= PROGRESS_TIMEOUT {
+                    return Err(Error::Conflict(format!(
+                        "the migration has made no progress for {} seconds, at {most} bytes: the target hangs, or the guest \
+                         changes its memory faster than it is copied (see `--auto-converge` and `--stop`)",
+                        PROGRESS_TIMEOUT.as_secs()
+                    )));
+                }
+            }
+            _ => self.copied = Some((done, now)),
+        }
+        Ok(())
     }
 }
 
@@ -210,5 +234,24 @@ impl MigrationDriver for OutgoingMigration<'_> {
 
     fn switch_over(&self) -> NodeFuture<'_, SwitchOver> {
         Box::pin(migrate::switch_over(self.app, self.leased, &self.migration))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn migration_without_progress_ends_with_a_reason() {
+        let (mut state, start) = (OutgoingState::default(), Instant::now());
+        let mut at = |done, seconds| state.require_progress(done, start + Duration::from_secs(seconds));
+        at(10, 0).unwrap();
+        at(11, 299).unwrap();
+        // A guest that changes its memory makes the copy fall back.
+        at(5, 400).unwrap();
+        at(11, 598).unwrap();
+        let error = at(11, 599).unwrap_err().to_string();
+        assert!(error.contains("no progress for 300 seconds, at 11 bytes"), "{error}");
+        at(12, 599).unwrap();
     }
 }

@@ -29,7 +29,6 @@ pub async fn plug(
     wanted: NetworkSpec,
 ) -> Result<InterfaceRecord> {
     let row = find_own(app, caller, reference, None).await?;
-    migrate::require_not_migrating(app, row.id).await?;
     let not_pluggable = || Error::NotReady("instance in invalid state for hot plug".into());
     if !PLUGGABLE.contains(&row.state) {
         return Err(not_pluggable());
@@ -43,6 +42,7 @@ pub async fn plug(
         if !instances::lock(tx, row.id, PLUGGABLE).await? {
             return Err(not_pluggable().into());
         }
+        migrate::require_not_migrating(&mut *tx, row.id).await?;
         let present = interfaces::of_instances(&mut *tx, &own).await?;
         if slots(&row.spec.disks, present.len() + 1) > MAX_SLOTS {
             return Err(Error::Conflict("the instance has no slot for another interface".into()).into());

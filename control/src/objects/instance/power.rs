@@ -75,8 +75,9 @@ pub async fn apply(
     match action {
         PowerAction::On if running => return Ok(()),
         // Its disks are being copied.
-        PowerAction::On => migrate::require_not_migrating(app, id).await?,
+        PowerAction::On => migrate::require_not_migrating(&*app.store, id).await?,
         PowerAction::Off if !running => {}
+        PowerAction::Off => migrate::require_may_end(app, caller, id).await?,
         PowerAction::Pause | PowerAction::Unpause | PowerAction::RebootSoft | PowerAction::RebootHard
             if !running =>
         {

@@ -70,7 +70,6 @@ pub async fn create(
 ) -> Result<BTreeMap<String, SnapshotRecord>> {
     let row = find_own(app, caller, reference, None).await?;
     require_created(&row)?;
-    super::migrate::require_not_migrating(app, row.id).await?;
     // A snapshot would wait for its node without a limit.
     locate(app, &row).await?;
     let thin = request.thin || app.settings.snapshots_default_to_thin;
@@ -82,6 +81,7 @@ pub async fn create(
         if !instances::lock(tx, row.id, &[muster_types::instance::InstanceState::Created]).await? {
             return Err(super::not_ready(&row).into());
         }
+        super::migrate::require_not_migrating(&mut *tx, row.id).await?;
         let mut copies = Vec::new();
         for (device, disk) in &chosen {
             let wanted = ArtifactRequest {
