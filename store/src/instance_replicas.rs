@@ -21,6 +21,8 @@ pub struct ReplicaRow {
     pub generation: i64,
     /// The time that the last complete copy dates from, by the clock of the database.
     pub last_complete: Option<f64>,
+    /// The bytes that the guest had written since then when it was last measured, if that is known.
+    pub bytes_behind: Option<i64>,
     /// Why the last copy failed.
     pub error: Option<String>,
 }
@@ -32,6 +34,7 @@ columns! { ReplicaRow {
     reserved_disk_gb: claimed_disk,
     generation,
     last_complete,
+    bytes_behind,
     error,
 } }
 
@@ -81,12 +84,25 @@ pub async fn set_complete(
     replica: &ReplicaRow,
     generation: i64,
     time: f64,
+    bytes_behind: Option<i64>,
 ) -> Result<bool, StoreError> {
-    let sql = "UPDATE instance_replicas SET state = 'complete', generation = ?, last_complete = ?, error = NULL \
+    let sql = "UPDATE instance_replicas SET state = 'complete', generation = ?, last_complete = ?, bytes_behind = ?, error = NULL \
                WHERE instance_uuid = ? AND node_uuid = ? AND state IN ('initial', 'complete') \
                AND (last_complete IS NULL OR last_complete < ?)";
-    let values = params![generation, time, replica.instance, replica.node, time];
+    let values = params![generation, time, bytes_behind, replica.instance, replica.node, time];
     Ok(tx.execute(sql, values).await? == 1)
+}
+
+/// Records how much the guest has written since the copy that a replica has.
+pub async fn set_bytes_behind(
+    tx: &mut Tx,
+    replica: &ReplicaRow,
+    bytes_behind: Option<i64>,
+) -> Result<(), StoreError> {
+    // A later copy has another value.
+    let sql = "UPDATE instance_replicas SET bytes_behind = ? WHERE instance_uuid = ? AND node_uuid = ? AND last_complete = ?";
+    tx.execute(sql, params![bytes_behind, replica.instance, replica.node, replica.last_complete]).await?;
+    Ok(())
 }
 
 /// Records why a copy failed.

@@ -73,9 +73,25 @@ async fn replica_is_placed_copied_and_removed_with_its_instance() {
     assert_eq!(host.disk_capacity().await, (3, 3));
     assert_eq!(host.replica_files().len(), 1);
 
+    assert_eq!(replica["bytes_behind"], json!(null), "its QEMU does not say it");
+
     // The next copy is due in an hour.
+    let script = SimulationScript { replica_lag: Some(3 << 20), ..Default::default() };
+    host.cluster.node.set_script(script);
     host.reconcile_replicas().await;
-    assert_eq!(host.show().await["replica"]["last_complete"].as_f64(), Some(complete));
+    let replica = host.show().await["replica"].clone();
+    assert_eq!(replica["last_complete"].as_f64(), Some(complete));
+    assert_eq!(replica["bytes_behind"], json!(3 << 20), "{replica}");
+
+    // The last changes of an instance that is powered off are copied once.
+    let off = host.call(Method::POST, &host.path("/poweroff"), None).await;
+    assert!(off.status.is_success(), "{}", off.text);
+    host.reconcile_replicas().await;
+    let replica = host.show().await["replica"].clone();
+    let last = replica["last_complete"].as_f64().unwrap();
+    assert!(last > complete && replica["bytes_behind"] == json!(0), "{replica}");
+    host.reconcile_replicas().await;
+    assert_eq!(host.show().await["replica"]["last_complete"].as_f64(), Some(last));
 
     let deleted = host.call(Method::DELETE, &host.path(""), None).await;
     assert!(deleted.status.is_success(), "{}", deleted.text);
@@ -83,6 +99,28 @@ async fn replica_is_placed_copied_and_removed_with_its_instance() {
     host.reconcile_replicas().await;
     assert_eq!((host.disk_capacity().await, host.replica_rows().await), ((0, 0), 0));
     assert!(host.replica_files().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn most_outdated_replicas_are_copied_first() {
+    let host = with_replica(&json!({})).await;
+    let request = json!({"replicas": 1, "disk": [{"size": 1}], "placed_on": "sim-1"});
+    for name in ["b", "c", "d", "e", "f"] {
+        let created = host.call(Method::POST, "/instances", Some(instance_request(name, &request))).await;
+        assert_eq!(created.status, 200, "{}", created.text);
+    }
+    host.cluster.settle().await;
+    // A pass copies four of the six.
+    host.reconcile_replicas().await;
+    let complete = async || host.cluster.count_rows("instance_replicas", "state = 'complete'").await;
+    assert_eq!(complete().await, 4);
+    // These are due again, but the others are served first.
+    let mut tx = host.cluster.app.store.begin().await.unwrap();
+    let sql = "UPDATE instance_replicas SET last_complete = last_complete - 7200";
+    assert_eq!(tx.execute(sql, &[]).await.unwrap(), 4);
+    tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
+    host.reconcile_replicas().await;
+    assert_eq!(complete().await, 6);
 }
 
 #[tokio::test(flavor = "multi_thread")]

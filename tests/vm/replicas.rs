@@ -174,6 +174,14 @@ fn guest_of_a_lost_host_continues_from_one_point_in_time() {
         guest = test.lose_host(hosts, Duration::from_millis(random), guest);
     }
     let host = test.cluster.host(1);
+    let replica = || test.web.record(host)["replica"].clone();
+    wait_for("what the replica lacks to be measured", TIMEOUT, || replica()["bytes_behind"].as_u64());
+    test.web.post(host, "/poweroff");
+    let since = test.web.record(host)["power_state_since"].as_f64();
+    let last = wait_for("the last copy", TIMEOUT, || {
+        Some(replica()).filter(|replica| replica["last_complete"].as_f64() >= since)
+    });
+    assert_eq!((&last["state"], &last["bytes_behind"]), (&json!("complete"), &json!(0)), "{last}");
     test.web.delete(host);
     wait_for("the replicas to be removed", TIMEOUT, || {
         (!test.has_replica(1) && !test.has_replica(2)).then_some(())

@@ -42,6 +42,10 @@ pub struct ReplicaRecord {
     pub last_complete: Option<f64>,
     /// The whole seconds since then: the changes of this time would be lost with the host now. `null` without a complete copy.
     pub seconds_behind: Option<i64>,
+    /// The bytes that the guest has written since then, which would be lost as well: measured about every ten seconds. `null` if
+    /// that is not known. 0 if the instance is off and was copied since.
+    #[serde(default)]
+    pub bytes_behind: Option<i64>,
     /// Why the last copy failed; `null` if it did not.
     pub error: Option<String>,
 }

@@ -347,13 +347,17 @@ pub trait VmApi: Send + Sync {
     /// instance cannot be moved by that migration. Succeeds if the VM is not being migrated.
     fn cancel_migration(&self, id: InstanceId, resume: bool) -> NodeFuture<'_, ()>;
 
-    /// Copies the disks of a VM that is on or paused to its replica on another node, all as of the same point in time: only the
+    /// Copies the disks of a VM to its replica on another node, all as of the same point in time: only the
     /// changes since the copy that the replica has, if QEMU knows them. Returns when the replica has committed the copy.
     fn copy_to_replica<'a>(
         &'a self,
         id: InstanceId,
         driver: &'a dyn ReplicaDriver,
     ) -> NodeFuture<'a, ReplicaCopy>;
+
+    /// Returns how many bytes of the disks of a VM have changed since the copy that its replica has. `None` if QEMU does not know,
+    /// as while the VM is off.
+    fn replica_lag(&self, id: InstanceId) -> NodeFuture<'_, Option<u64>>;
 
     /// Opens a connection over which the node receives a copy of the disks of an instance, whose VM is on another node under
     /// this generation. The replica changes only when the copy is complete.

@@ -78,7 +78,12 @@ fn describe_replica(instance: &InstanceRecord) -> String {
     let node = replica.node.as_deref().unwrap_or("an unknown node");
     let behind = replica.seconds_behind.map_or_else(
         || "no complete copy".to_owned(),
-        |seconds| format!("{seconds} s behind ({})", format_utc(replica.last_complete.unwrap_or_default())),
+        |seconds| {
+            let time = format_utc(replica.last_complete.unwrap_or_default());
+            let bytes = replica.bytes_behind.map(|bytes| format!(" and {}", format_size(bytes)));
+            let bytes = bytes.unwrap_or_default();
+            format!("{seconds} s{bytes} behind ({time})")
+        },
     );
     let error = replica.error.as_ref().map_or_else(String::new, |error| format!(", failing: {error}"));
     format!("{} on {node}, {behind}{error}", replica.state)

@@ -24,6 +24,8 @@ use muster_types::event::{Event, EventType};
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval while no instance of this daemon has replicas. Few statements, because this is the case of most daemons.
 const IDLE_INTERVAL: Duration = Duration::from_secs(20);
+/// How often is measured how much a replica is behind.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 /// The maximum number of copies at the same time.
 const MAX_COPIES: usize = 4;
 /// The maximum time after a failure until the next attempt.
@@ -37,6 +39,8 @@ struct ReplicaReconcileState {
     copying: Vec<InstanceId>,
     /// The time of the next attempt, after a failure.
     retries: HashMap<InstanceId, Instant>,
+    /// The time of the last measurement of each instance.
+    measured: HashMap<InstanceId, Instant>,
     /// The instances without a node for their replica, with the reason, which is recorded once.
     unplaced: HashMap<InstanceId, String>,
 }
@@ -105,6 +109,7 @@ async fn reconcile(app: &Arc<App>, state: &mut ReplicaReconcileState) -> Result<
     let replicas = instance_replicas::of_nodes(&*app.store, &own).await?;
     state.retries.retain(|id, _| instances.iter().any(|row| row.id == *id));
     state.unplaced.retain(|id, _| instances.iter().any(|row| row.id == *id));
+    state.measured.retain(|id, _| instances.iter().any(|row| row.id == *id));
     if instances.is_empty() && replicas.is_empty() {
         return Ok(IDLE_INTERVAL);
     }
@@ -115,6 +120,17 @@ async fn reconcile(app: &Arc<App>, state: &mut ReplicaReconcileState) -> Result<
         }
     }
     let nodes = nodes::list(&*app.store).await?;
+    // The most outdated ones first, so that all get their turn.
+    let last_complete = |row: &InstanceRow| {
+        let last = replica::target(row, &replicas, &nodes).and_then(|replica| replica.last_complete);
+        last.unwrap_or(f64::MIN)
+    };
+    instances.sort_by(|a, b| last_complete(a).total_cmp(&last_complete(b)));
+    for row in &instances {
+        if let Err(error) = measure(app, state, row, &replicas, &nodes).await {
+            tracing::warn!(instance = %row.id, %error, "failed to record how much a replica is behind");
+        }
+    }
     for row in instances {
         if state.copies.len() >= MAX_COPIES {
             break;
@@ -124,6 +140,28 @@ async fn reconcile(app: &Arc<App>, state: &mut ReplicaReconcileState) -> Result<
         }
     }
     Ok(RECONCILE_INTERVAL)
+}
+
+/// Measures how much the replica of an instance is behind, if that is due.
+async fn measure(
+    app: &App,
+    state: &mut ReplicaReconcileState,
+    row: &InstanceRow,
+    replicas: &[ReplicaRow],
+    nodes: &[NodeRow],
+) -> Result<()> {
+    let is_due = state.measured.get(&row.id).is_none_or(|last| last.elapsed() >= MEASURE_INTERVAL);
+    // The end of a copy measures as well.
+    if !is_due || state.copying.contains(&row.id) {
+        return Ok(());
+    }
+    let complete = replica::target(row, replicas, nodes).filter(|replica| replica.last_complete.is_some());
+    let (Some(replica), Some(node)) = (complete, local_node(app, row.node)) else { return Ok(()) };
+    if replica::is_final(row, replica) {
+        return Ok(());
+    }
+    state.measured.insert(row.id, Instant::now());
+    replica::update_lag(app, node, row, replica).await
 }
 
 /// Starts a copy of the disks of an instance, if it is due.
@@ -136,12 +174,19 @@ async fn start_copy(
 ) -> Result<()> {
     let id = row.id;
     let Some(node) = local_node(app, row.node) else { return Ok(()) };
-    let is_running = matches!(row.power_state, PowerState::On | PowerState::Paused);
+    let existing = replica::target(&row, replicas, nodes);
+    // Of a VM that was powered off, the last changes are copied once.
+    let is_changing = match row.power_state {
+        PowerState::On | PowerState::Paused => true,
+        PowerState::Off | PowerState::Crashed => existing
+            .is_some_and(|replica| replica.last_complete.is_some() && !replica::is_final(&row, replica)),
+        PowerState::Initial | PowerState::Unknown => false,
+    };
     let is_waiting = state.retries.get(&id).is_some_and(|retry| Instant::now() < *retry);
-    if !is_running || is_waiting || state.copying.contains(&id) {
+    if !is_changing || is_waiting || state.copying.contains(&id) {
         return Ok(());
     }
-    let target = match replica::target(&row, replicas, nodes) {
+    let target = match existing {
         Some(target) => target.clone(),
         None => match replica::place(app, &row, replicas, nodes).await {
             Ok(target) => {
@@ -162,7 +207,10 @@ async fn start_copy(
     };
     #[expect(clippy::cast_precision_loss, reason = "a number of seconds")]
     let interval = app.settings.replica_interval as f64;
-    let due = target.last_complete.map_or(f64::MIN, |time| time + interval);
+    let due = match row.power_state {
+        PowerState::Off | PowerState::Crashed => f64::MIN,
+        _ => target.last_complete.map_or(f64::MIN, |time| time + interval),
+    };
     if app.store.membership.database_time() < due {
         return Ok(());
     }

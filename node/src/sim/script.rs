@@ -21,5 +21,7 @@ pub struct SimulationScript {
     pub migration_error: Option<String>,
     /// The error with which every copy from the node to a replica fails.
     pub replica_error: Option<String>,
+    /// The bytes that every guest has written since its last copy to a replica, if they are known.
+    pub replica_lag: Option<u64>,
     pub guest: GuestScript,
 }

@@ -598,6 +598,11 @@ impl VmApi for SimulatedVms {
         Box::pin(self.send_copy(id, driver))
     }
 
+    fn replica_lag(&self, _id: InstanceId) -> NodeFuture<'_, Option<u64>> {
+        let lag = self.state.lock().script.replica_lag;
+        Box::pin(async move { Ok(lag) })
+    }
+
     fn receive_replica(&self, id: InstanceId, generation: i64) -> NodeFuture<'_, UnixStream> {
         Box::pin(async move { self.receive_copy(id, generation) })
     }

@@ -538,7 +538,16 @@ impl VmApi for LocalVms {
     ) -> NodeFuture<'a, ReplicaCopy> {
         Box::pin(async move {
             self.hypervisor.recovered().await;
-            replica_source::copy(&self.hypervisor.require(id)?, driver).await
+            replica_source::copy(&self.hypervisor.storage, &self.hypervisor.require(id)?, driver).await
+        })
+    }
+
+    fn replica_lag(&self, id: InstanceId) -> NodeFuture<'_, Option<u64>> {
+        self.with_vm(id, |_, vm| async move {
+            match vm.running() {
+                Some(running) => replica_source::lag(&*running.qmp()?, &running.record().disks).await,
+                None => Ok(None),
+            }
         })
     }
 

@@ -7,7 +7,7 @@
 //!
 //! A bitmap has the name of the copy since which it records changes. So the copy that the replica really has decides which bitmap is
 //! used, whichever process was killed; without its bitmap, a full copy is sent. The jobs write to files of this host, so that the
-//! guest never waits for another one.
+//! guest never waits for another one. The disks of a VM that is off are copied completely, once.
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -23,8 +23,10 @@ use tokio::net::UnixStream;
 use uuid::Uuid;
 
 use super::backup_job::{self, copy_name};
+use super::disks;
 use super::hypervisor::blocking;
 use super::lifecycle::{RunningVm, Vm};
+use super::migration_files::versions;
 use super::qmp::Qmp;
 use super::snapshot::disk_sizes;
 use super::vm_dir::{VmDir, file};
@@ -33,6 +35,7 @@ use crate::image::qcow2_writer;
 use crate::replica_messages::{
     CopyHeader, TRANSFER_TIMEOUT, receive_status, send_message, wait_committed, within,
 };
+use crate::storage::FileStorage;
 
 const BITMAP_PREFIX: &str = "replica-";
 const BUFFER_SIZE: usize = 1 << 20;
@@ -40,12 +43,17 @@ const BUFFER_SIZE: usize = 1 << 20;
 const MAX_IDLE_TIME: Duration = Duration::from_secs(30);
 
 /// Copies the disks of a VM to its replica.
-pub(super) async fn copy(vm: &Arc<Vm>, driver: &dyn ReplicaDriver) -> Result<ReplicaCopy> {
+pub(super) async fn copy(
+    storage: &FileStorage,
+    vm: &Arc<Vm>,
+    driver: &dyn ReplicaDriver,
+) -> Result<ReplicaCopy> {
     let (mut stream, status) = receive_status(driver.connect().await?).await?;
     let connected = Instant::now();
-    let running = vm.require_running()?;
-    let qmp = running.qmp()?;
-    let (header, files) = take(vm, &running, &qmp, status.copy, driver).await?;
+    let (header, files) = match vm.running() {
+        Some(running) => take(vm, &running, &*running.qmp()?, status.copy, driver).await?,
+        None => take_off(storage, vm, driver).await?,
+    };
     if connected.elapsed() > MAX_IDLE_TIME {
         let (another, now) = receive_status(driver.connect().await?).await?;
         if now != status {
@@ -54,8 +62,10 @@ pub(super) async fn copy(vm: &Arc<Vm>, driver: &dyn ReplicaDriver) -> Result<Rep
         stream = another;
     }
     let bytes = send(&mut stream, &header, files).await?;
-    // If this fails, the next copy removes the bitmap.
-    let _ = remove_bitmaps(&qmp, &header.disks, &[bitmap_name(header.copy)]).await;
+    if let Some(Ok(qmp)) = vm.running().map(|running| running.qmp()) {
+        // If this fails, the next copy removes the bitmap.
+        let _ = remove_bitmaps(&qmp, &header.disks, &[bitmap_name(header.copy)]).await;
+    }
     Ok(ReplicaCopy { time: header.time, bytes, incremental: header.base.is_some() })
 }
 
@@ -79,7 +89,8 @@ async fn take(
     }
     backup_job::cancel_all(qmp, &vm.dir).await?;
     let bitmaps = bitmaps(qmp).await?;
-    let has = |disk: &String, name: &str| bitmaps.contains(&(disk.clone(), name.to_owned()));
+    let has =
+        |disk: &String, name: &str| bitmaps.iter().any(|bitmap| bitmap.disk == *disk && bitmap.name == name);
     let base = last.filter(|last| record.disks.iter().all(|disk| has(disk, &bitmap_name(*last))));
     let keep: Vec<String> = base.map(bitmap_name).into_iter().collect();
     remove_bitmaps(qmp, &record.disks, &keep).await?;
@@ -114,6 +125,40 @@ async fn take(
         let _ = remove_bitmaps(qmp, &record.disks, &keep).await;
     }
     taken
+}
+
+/// Copies the disks of a VM that is off: completely, because no QEMU has recorded the changes.
+async fn take_off(
+    storage: &FileStorage,
+    vm: &Arc<Vm>,
+    driver: &dyn ReplicaDriver,
+) -> Result<(CopyHeader, Vec<File>)> {
+    // The files are named like those of a snapshot.
+    let _snapshot = vm.snapshot_lock.lock().await;
+    let record = vm.dir.record().ok_or_else(|| Error::Conflict("the VM was never started".into()))?;
+    if vm.dir.has_shared_disks() {
+        return Err(Error::Conflict("the disks are on shared storage".into()));
+    }
+    backup_job::remove_files(&vm.dir)?;
+    let header = CopyHeader {
+        copy: Uuid::new_v4(),
+        base: None,
+        time: driver.now(),
+        generation: record.generation,
+        disks: record.disks,
+        nvram: vm.dir.file(file::NVRAM).exists(),
+    };
+    let before = versions(&vm.dir)?;
+    for disk in &header.disks {
+        let to = vm.dir.file(&copy_name(disk));
+        disks::copy_offline(storage, vm.dir.path(), disk, (false, false), &to).await?;
+    }
+    if vm.running().is_some() || versions(&vm.dir)? != before {
+        return Err(Error::Conflict("the VM was started while its disks were copied".into()));
+    }
+    let (dir, of_copy) = (vm.dir.clone(), header.clone());
+    let files = blocking(move || open_files(&dir, &of_copy)).await?;
+    Ok((header, files))
 }
 
 async fn create_targets(vm: &Arc<Vm>, qmp: &Qmp, header: &CopyHeader, uid: Option<u32>) -> Result<()> {
@@ -180,24 +225,53 @@ fn open_files(dir: &VmDir, header: &CopyHeader) -> Result<Vec<File>> {
     Ok(files)
 }
 
+/// A bitmap of a block node.
+#[derive(Debug, Clone, PartialEq)]
+struct Bitmap {
+    disk: String,
+    name: String,
+    /// The size of the changes that it records.
+    bytes: u64,
+}
+
 /// Returns the bitmaps of all block nodes.
-async fn bitmaps(qmp: &Qmp) -> Result<Vec<(String, String)>> {
-    let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true })).await?;
+async fn bitmaps(qmp: &Qmp) -> Result<Vec<Bitmap>> {
+    Ok(parse_bitmaps(&qmp.execute("query-named-block-nodes", json!({ "flat": true })).await?))
+}
+
+fn parse_bitmaps(nodes: &Value) -> Vec<Bitmap> {
     let mut found = Vec::new();
     for node in nodes.as_array().into_iter().flatten() {
+        let disk = node["node-name"].as_str().unwrap_or_default();
         let bitmaps = node["dirty-bitmaps"].as_array().into_iter().flatten();
-        let names = bitmaps.filter_map(|bitmap| bitmap["name"].as_str());
-        let name = node["node-name"].as_str().unwrap_or_default();
-        found.extend(names.map(|bitmap| (name.to_owned(), bitmap.to_owned())));
+        found.extend(bitmaps.filter_map(|bitmap| {
+            let (name, bytes) = (bitmap["name"].as_str()?.to_owned(), bitmap["count"].as_u64()?);
+            Some(Bitmap { disk: disk.to_owned(), name, bytes })
+        }));
     }
-    Ok(found)
+    found
+}
+
+/// Returns how many bytes of disks have changed since the copy that the replica has, if all disks have a bitmap.
+pub(super) async fn lag(qmp: &Qmp, disks: &[String]) -> Result<Option<u64>> {
+    Ok(sum_changes(&bitmaps(qmp).await?, disks))
+}
+
+fn sum_changes(bitmaps: &[Bitmap], disks: &[String]) -> Option<u64> {
+    let changes = |disk: &String| {
+        let own =
+            bitmaps.iter().filter(|bitmap| bitmap.disk == *disk && bitmap.name.starts_with(BITMAP_PREFIX));
+        // While the next copy is sent, its bitmap records only the changes since it began.
+        own.map(|bitmap| bitmap.bytes).max()
+    };
+    disks.iter().map(changes).sum()
 }
 
 /// Removes the bitmaps of copies from disks, except those in `keep`.
 async fn remove_bitmaps(qmp: &Qmp, disks: &[String], keep: &[String]) -> Result<()> {
-    for (disk, bitmap) in bitmaps(qmp).await? {
-        if disks.contains(&disk) && bitmap.starts_with(BITMAP_PREFIX) && !keep.contains(&bitmap) {
-            qmp.execute("block-dirty-bitmap-remove", json!({ "node": disk, "name": bitmap })).await?;
+    for Bitmap { disk, name, .. } in bitmaps(qmp).await? {
+        if disks.contains(&disk) && name.starts_with(BITMAP_PREFIX) && !keep.contains(&name) {
+            qmp.execute("block-dirty-bitmap-remove", json!({ "node": disk, "name": name })).await?;
         }
     }
     Ok(())
@@ -225,4 +299,25 @@ async fn send(stream: &mut UnixStream, header: &CopyHeader, files: Vec<File>) ->
     }
     wait_committed(stream).await?;
     Ok(sent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lag_is_the_sum_of_the_changes_since_the_committed_copy() {
+        let nodes = json!([
+            { "node-name": "vda", "dirty-bitmaps": [
+                { "name": "replica-old", "count": 3 << 16 }, { "name": "replica-new", "count": 1 << 16 },
+                { "name": "another", "count": 9 << 16 },
+            ] },
+            { "node-name": "vdb", "dirty-bitmaps": [{ "name": "replica-old", "count": 0 }] },
+            { "node-name": "vdc" },
+        ]);
+        let bitmaps = parse_bitmaps(&nodes);
+        let disks = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(sum_changes(&bitmaps, &disks(&["vda", "vdb"])), Some(3 << 16));
+        assert_eq!(sum_changes(&bitmaps, &disks(&["vda", "vdc"])), None, "the next copy is full");
+    }
 }

@@ -26,6 +26,7 @@ on_both_engines! {
             reserved_disk_gb: 3,
             generation: 1,
             last_complete: None,
+            bytes_behind: None,
             error: None,
         };
         transaction!(store, |tx| {
@@ -38,13 +39,26 @@ on_both_engines! {
         assert!(!again.unwrap(), "one on each node");
         transaction!(store, |tx| {
             instance_replicas::set_error(tx, &new, "the node is full").await?;
-            assert!(instance_replicas::set_complete(tx, &new, 2, 7.5).await?);
-            assert!(!instance_replicas::set_complete(tx, &new, 2, 7.0).await?, "an earlier point in time");
+            assert!(instance_replicas::set_complete(tx, &new, 2, 7.5, Some(0)).await?);
+            assert!(!instance_replicas::set_complete(tx, &new, 2, 7.0, None).await?, "an earlier point in time");
             Ok(())
         })
         .unwrap();
-        let complete =
-            ReplicaRow { state: ReplicaState::Complete, generation: 2, last_complete: Some(7.5), ..new.clone() };
+        let copied = ReplicaRow {
+            state: ReplicaState::Complete,
+            generation: 2,
+            last_complete: Some(7.5),
+            bytes_behind: Some(0),
+            ..new.clone()
+        };
+        let complete = ReplicaRow { bytes_behind: Some(1 << 40), ..copied.clone() };
+        transaction!(store, |tx| {
+            instance_replicas::set_bytes_behind(tx, &copied, complete.bytes_behind).await?;
+            // Measured before the last copy.
+            instance_replicas::set_bytes_behind(tx, &new, Some(5)).await?;
+            Ok(())
+        })
+        .unwrap();
         for nodes in [[source].as_slice(), &[source, target]] {
             assert_eq!(instance_replicas::of_nodes(&*store, nodes).await.unwrap(), std::slice::from_ref(&complete));
         }
@@ -56,7 +70,7 @@ on_both_engines! {
             assert!(!instance_replicas::remove(tx, &new).await?, "it is in use");
             assert!(instance_replicas::begin_restore(tx, &new).await?);
             assert!(!instance_replicas::begin_restore(tx, &new).await?);
-            assert!(!instance_replicas::set_complete(tx, &new, 2, 9.0).await?);
+            assert!(!instance_replicas::set_complete(tx, &new, 2, 9.0, None).await?);
             instance_replicas::delete_others(tx, id, None).await?;
             Ok(())
         })

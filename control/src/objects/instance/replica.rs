@@ -3,6 +3,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_store::instance_replicas::{self, ReplicaRow};
 use muster_store::instances::{self, InstanceRow};
@@ -10,7 +11,7 @@ use muster_store::nodes::{self, NodeRow};
 use muster_store::transaction;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NodeId};
-use muster_types::instance::{DiskSpecRecord, InstanceState};
+use muster_types::instance::{DiskSpecRecord, InstanceState, PowerState};
 use muster_types::migration::{MigrationChannel, MigrationConnection};
 use muster_types::node::{CordonReason, NodeApi, NodeFuture, NodeState};
 use muster_types::replica::{MAX_REPLICAS, ReplicaDriver, ReplicaState};
@@ -25,6 +26,9 @@ use super::{object, placement};
 use crate::app::App;
 use crate::objects::node_location::NodeLocation;
 use crate::scheduler::PlacementRequest;
+
+/// How long a QEMU may take to say how much a replica is behind.
+const MEASURE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Checks the number of replicas that a request asks for.
 pub(super) fn parse(
@@ -122,6 +126,7 @@ pub(crate) async fn place(
             reserved_disk_gb: request.disk_gb,
             generation: row.generation,
             last_complete: None,
+            bytes_behind: None,
             error: None,
         };
         if !instance_replicas::insert(tx, &replica).await? {
@@ -199,9 +204,10 @@ pub(crate) async fn copy(
             return Err(error);
         }
     };
+    let bytes_behind = if is_off(row) { Some(0) } else { measure(node, row).await };
     let is_recorded = transaction!(app.store, |tx| {
         if !instances::lock_placed(tx, row).await?
-            || !instance_replicas::set_complete(tx, replica, generation, copied.time).await?
+            || !instance_replicas::set_complete(tx, replica, generation, copied.time, bytes_behind).await?
         {
             return Ok(false);
         }
@@ -212,6 +218,38 @@ pub(crate) async fn copy(
         app.events.record(event("replica is complete").with("bytes", copied.bytes));
     }
     Ok(())
+}
+
+fn is_off(row: &InstanceRow) -> bool {
+    matches!(row.power_state, PowerState::Off | PowerState::Crashed)
+}
+
+/// Returns whether a replica has the disks of an instance that is off.
+pub(crate) fn is_final(row: &InstanceRow, replica: &ReplicaRow) -> bool {
+    is_off(row)
+        && replica.last_complete.is_some_and(|time| row.power_state_since.is_some_and(|since| time >= since))
+}
+
+/// Returns how many bytes the guest of an instance on a node of this daemon has written since its last copy, if that is known.
+async fn measure(node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Option<i64> {
+    let lag = tokio::time::timeout(MEASURE_TIMEOUT, node.vms().replica_lag(row.id)).await;
+    i64::try_from(lag.ok()?.ok()??).ok()
+}
+
+/// Records how much a replica is behind.
+pub(crate) async fn update_lag(
+    app: &App,
+    node: &Arc<dyn NodeApi>,
+    row: &InstanceRow,
+    replica: &ReplicaRow,
+) -> Result<()> {
+    let bytes_behind = measure(node, row).await;
+    if bytes_behind == replica.bytes_behind {
+        return Ok(());
+    }
+    transaction!(app.store, |tx| {
+        Ok(instance_replicas::set_bytes_behind(tx, replica, bytes_behind).await?)
+    })
 }
 
 /// Opens a connection to the replica of an instance on a node of this daemon.

@@ -14,6 +14,6 @@ pub(super) fn to_record(app: &App, mut rows: Vec<(ReplicaRow, Option<String>)>) 
     let now = app.store.membership.database_time();
     #[expect(clippy::cast_possible_truncation, reason = "a number of seconds")]
     let seconds_behind = row.last_complete.map(|time| (now - time).max(0.0) as i64);
-    let ReplicaRow { state, last_complete, error, .. } = row;
-    Some(ReplicaRecord { node, state, last_complete, seconds_behind, error })
+    let ReplicaRow { state, last_complete, bytes_behind, error, .. } = row;
+    Some(ReplicaRecord { node, state, last_complete, seconds_behind, bytes_behind, error })
 }
