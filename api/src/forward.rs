@@ -13,7 +13,6 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::response::{IntoResponse, Response};
 use muster_types::Error;
 use muster_types::node::{HostFeature, NodeApi};
-use muster_types::time::now;
 
 use crate::error::ApiResult;
 use crate::incoming::Incoming;
@@ -29,8 +28,6 @@ use muster_store::instances::InstanceRow;
 use muster_store::nodes::NodeRow;
 use muster_store::{beside_change, current_lease};
 
-/// The Unix time at which the caller of a request gives up. The request is not started afterwards.
-pub(crate) const DEADLINE: HeaderName = HeaderName::from_static("x-muster-deadline");
 /// The lease under which a daemon executes the request of another one: its hash and its owner. See docs/decisions/0088.
 pub(crate) const IDEMPOTENCY_LEASE: HeaderName = HeaderName::from_static("x-muster-idempotency-lease");
 const FORWARDED: HeaderName = HeaderName::from_static(muster_control::peer::FORWARDED);
@@ -202,12 +199,12 @@ impl OriginalRequest {
         let request = request.map_err(|error| no_answer(node, &error))?;
         let key = beside_change(ServiceKey::for_caller(app, caller, owner)).await?;
         let request = request.headers(headers).header("x-request-id", &caller.request_id);
-        let gives_up = now() + app.peers.response_timeout().as_secs_f64();
-        let gives_up = caller.deadline.expires().map_or(gives_up, |expires| expires.min(gives_up));
-        let request = complete(request.header(DEADLINE, gives_up.to_string()).bearer_auth(key.token()));
+        let request = complete(request.bearer_auth(key.token()));
         // The closed connection shows the peer that the caller has given up.
         let received = tokio::select! {
-            received = app.peers.send(node, request) => received.map_err(|error| no_answer(node, &error)),
+            received = app.peers.forward(node, request, caller.deadline.expires()) => {
+                received.map_err(|error| no_answer(node, &error))
+            }
             error = caller.deadline.abandoned() => Err(error),
         };
         beside_change(key.remove(app)).await;

@@ -21,9 +21,8 @@ use crate::body::{BodyLimit, BodyMemory, BodySender, MAX_SMALL_BODY};
 use crate::browser_session;
 use crate::compression::{self, Compressible};
 use crate::conditional;
-use crate::connection::ClientConnection;
+use crate::deadline::request_deadline;
 use crate::error::{ApiError, panicked};
-use crate::forward::DEADLINE;
 use crate::idempotency::{self, Execution, RequestedExecution};
 use crate::incoming::{Incoming, is_change, is_upload_chunk};
 use crate::request_events::{MAX_RECORDED_URL, RequestEvents, shortened};
@@ -81,7 +80,7 @@ async fn respond(guard: &Guard, request: Request, next: Next) -> Response {
 
 async fn admit(guard: &Guard, request: Request) -> Result<Request> {
     let (mut parts, mut body) = request.into_parts();
-    parts.extensions.insert(deadline(&parts));
+    parts.extensions.insert(request_deadline(&guard.app, &parts));
     let authenticated = guard.access != Access::Public;
     // The health of this daemon and the description of the API need no membership.
     if authenticated || !parts.method.is_safe() {
@@ -130,15 +129,6 @@ fn body_limit(settings: &Settings, authenticated: bool, method: &Method, uri: &U
     let query = uri.query().map_or(0, |query| query.len() as u64);
     let max_exchange = settings.federation_max_token_bytes.saturating_sub(query);
     BodyLimit { max: max.min(max_exchange), length_required: true }
-}
-
-/// Returns how long the caller of a request waits.
-fn deadline(request: &Parts) -> RequestDeadline {
-    let expires = request.headers.get(DEADLINE).and_then(|value| value.to_str().ok()?.parse().ok());
-    let connection = request.extensions.get::<ClientConnection>().cloned();
-    let is_connected = connection
-        .map(|connection| Arc::new(move || connection.is_open()) as Arc<dyn Fn() -> bool + Send + Sync>);
-    RequestDeadline::new(expires.filter(|expires: &f64| expires.is_finite()), is_connected)
 }
 
 /// Calls the handler, unless the caller has given up. Changes run to completion even if the caller disconnects.

@@ -7,6 +7,7 @@ mod browser_session;
 mod compression;
 mod conditional;
 mod connection;
+mod deadline;
 mod document;
 mod error;
 mod etag;

@@ -14,12 +14,12 @@ use muster_types::{Error, Result};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore};
 
-use crate::auth::Caller;
 use crate::auth::console_key::ConsoleKey;
 use crate::auth::identity::IdentityVerifier;
 use crate::auth::row_cipher::{CipherPurpose, RowCipher};
 use crate::auth::secrets::Secrets;
 use crate::auth::tokens::AccessTokens;
+use crate::auth::{Caller, ForwardedRequests};
 use crate::daemon_metrics::DaemonMetrics;
 use crate::events::{EventBudget, Events};
 use crate::health::Health;
@@ -27,8 +27,8 @@ use crate::peer::Peers;
 use crate::queue::Queue;
 use crate::state::{
     AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, EventFollower, EventStreams, InstanceLocks,
-    NetworkNotifier, NodeCache, NodeSilences, OwnedLeases, PlacementCache, StateCountsCache,
-    TerminalSessions, UploadLocks,
+    LeaseObservations, NetworkNotifier, NodeCache, NodeSilences, OwnedLeases, PlacementCache,
+    StateCountsCache, TerminalSessions, UploadLocks,
 };
 use muster_store::leases::LeaseOwner;
 use muster_store::{Store, is_dry_run};
@@ -63,6 +63,7 @@ pub struct App {
     pub(crate) cluster_changes: ClusterChanges,
     pub(crate) node_cache: NodeCache,
     pub(crate) leases: OwnedLeases,
+    pub(crate) lease_observations: LeaseObservations,
     /// The nodes that do not check in.
     pub silences: NodeSilences,
     pub networks: NetworkNotifier,
@@ -70,6 +71,8 @@ pub struct App {
     pub terminal_sessions: TerminalSessions,
     /// The other daemons of the cluster.
     pub peers: Peers,
+    /// The requests of other daemons that this one works on.
+    pub forwarded_requests: ForwardedRequests,
     transfers: Arc<Semaphore>,
     /// The blobs that this daemon is storing.
     pub blobs_in_progress: BlobsInProgress,
@@ -137,10 +140,12 @@ impl App {
             cluster_changes: ClusterChanges::default(),
             node_cache: NodeCache::default(),
             leases: OwnedLeases::default(),
+            lease_observations: LeaseObservations::default(),
             silences: NodeSilences::default(),
             networks: NetworkNotifier::default(),
             agents: AgentNotifier::default(),
             terminal_sessions: TerminalSessions::default(),
+            forwarded_requests: ForwardedRequests::default(),
             peers: Peers::new(Arc::clone(&store), seed.clone(), node_ids, &settings),
             transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
             blobs_in_progress: BlobsInProgress::default(),

@@ -13,8 +13,9 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use muster_types::time::BootTime;
 use muster_types::{Error, Result};
 use parking_lot::Mutex;
 
@@ -72,13 +73,9 @@ impl FencingLease {
     }
 
     /// Extends the lease by a check-in that began at `began`.
-    pub(crate) fn renew(&self, began: Instant) -> Result<()> {
+    pub(crate) fn renew(&self, began: BootTime) -> Result<()> {
         let failed = io_error("failed to renew the fencing lease");
-        let remaining = self.duration.saturating_sub(began.elapsed());
-        let deadline = match boot_time() {
-            Ok(now) => now + remaining,
-            Err(error) => return Err(failed(error)),
-        };
+        let deadline = began.since_boot() + self.duration;
         *self.deadline.lock() = Some(deadline);
         match write_deadline(&self.storage_dir, deadline, false) {
             // No VM needs it.
@@ -103,17 +100,9 @@ impl FencingLease {
     }
 }
 
-/// Returns the time since the host booted, including suspension.
-fn boot_time() -> io::Result<Duration> {
-    let text = fs::read_to_string("/proc/uptime")?;
-    let seconds = text.split_whitespace().next().and_then(|text| text.parse().ok());
-    let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    time.ok_or_else(|| io::Error::other("/proc/uptime is malformed"))
-}
-
-/// Returns whether a deadline has passed. Without a clock it has.
+/// Returns whether a deadline has passed.
 pub(crate) fn is_past(deadline: Duration) -> bool {
-    !boot_time().is_ok_and(|now| now < deadline)
+    BootTime::now().since_boot() >= deadline
 }
 
 /// Writes the deadline in place, with a constant length: a full disk must not end the lease.
@@ -140,11 +129,11 @@ mod tests {
     fn renewed_lease_ends_after_its_duration() {
         let dir = tempfile::tempdir().unwrap();
         let lease = FencingLease::new(dir.path(), Duration::from_secs(30));
-        lease.renew(Instant::now()).unwrap();
+        lease.renew(BootTime::now()).unwrap();
         assert_eq!(read_deadline(dir.path()).unwrap(), None, "no VM needs it");
-        let before = boot_time().unwrap();
+        let before = BootTime::now().since_boot();
         write_deadline(dir.path(), before, true).unwrap();
-        lease.renew(Instant::now()).unwrap();
+        lease.renew(BootTime::now()).unwrap();
         let deadline = read_deadline(dir.path()).unwrap().unwrap();
         assert!(deadline > before + Duration::from_secs(29) && deadline < before + Duration::from_secs(60));
         fs::write(dir.path().join(LEASE_FILE), "damaged").unwrap();
@@ -161,13 +150,13 @@ mod tests {
         assert!(matches!(lease.ensure().await, Err(Error::Unavailable(_))), "it has not checked in");
         assert_eq!(lease.check(true).await, None);
         assert_eq!(read_deadline(dir.path()).unwrap(), None);
-        lease.renew(Instant::now()).unwrap();
+        lease.renew(BootTime::now()).unwrap();
         assert_eq!(lease.check(true).await, Some(30.0));
         assert!(!is_past(read_deadline(dir.path()).unwrap().unwrap()));
         assert_eq!(lease.check(false).await, None);
         assert_eq!(read_deadline(dir.path()).unwrap(), None);
         lease.ensure().await.unwrap();
-        lease.renew(Instant::now().checked_sub(Duration::from_secs(31)).unwrap()).unwrap();
+        lease.renew(BootTime::now().before(Duration::from_secs(31))).unwrap();
         assert!(is_past(read_deadline(dir.path()).unwrap().unwrap()));
         assert!(matches!(lease.ensure().await, Err(Error::Unavailable(_))), "it has expired");
     }

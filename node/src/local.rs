@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use muster_types::guest::GuestApi;
 use muster_types::ids::{ClusterId, NetworkId, StorageId};
@@ -16,6 +16,7 @@ use muster_types::node::{
 use muster_types::settings::Settings;
 use muster_types::shared_storage::SharedStorageRecord;
 use muster_types::storage::StorageApi;
+use muster_types::time::BootTime;
 use muster_types::vm::VmApi;
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -284,7 +285,7 @@ impl NodeApi for LocalNode {
         Box::pin(self.storage.inspect_shared(cluster, registered))
     }
 
-    fn renew_fencing_lease(&self, began: Instant) -> Result<()> {
+    fn renew_fencing_lease(&self, began: BootTime) -> Result<()> {
         self.fencing_lease.renew(began)
     }
 

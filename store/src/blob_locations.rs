@@ -84,13 +84,48 @@ pub async fn of_node(db: impl Read, node: NodeId) -> Result<NodeContent, StoreEr
     })
 }
 
-/// Returns the blobs that have at least one complete copy, but fewer than `wanted` on available nodes.
-pub async fn under_replicated(mut db: impl Read, wanted: i64, limit: i64) -> Result<Vec<BlobId>, StoreError> {
-    let sql = "SELECT uuid FROM blobs WHERE state = 'created' AND EXISTS (SELECT 1 FROM blob_locations \
-               WHERE blob_uuid = blobs.uuid AND blob_locations.state = 'whole') AND (SELECT COUNT(*) FROM blob_locations LEFT JOIN nodes ON nodes.uuid = node_uuid \
-               WHERE blob_uuid = blobs.uuid AND blob_locations.state = 'whole' \
-               AND COALESCE(nodes.state, '') NOT IN ('error', 'deleted')) < ? ORDER BY created LIMIT ?";
-    db.fetch(sql, params![wanted, limit]).await
+/// Returns the blobs that have at least one complete copy, but fewer than `wanted` on available nodes, to which the nodes
+/// `excluded` do not belong.
+pub async fn under_replicated(
+    mut db: impl Read,
+    excluded: &[NodeId],
+    wanted: i64,
+    limit: i64,
+) -> Result<Vec<BlobId>, StoreError> {
+    let excludes = " AND node_uuid <> ?".repeat(excluded.len());
+    let sql = format!(
+        "SELECT uuid FROM blobs WHERE state = 'created' AND EXISTS (SELECT 1 FROM blob_locations \
+         WHERE blob_uuid = blobs.uuid AND blob_locations.state = 'whole') AND (SELECT COUNT(*) FROM blob_locations LEFT JOIN nodes ON nodes.uuid = node_uuid \
+         WHERE blob_uuid = blobs.uuid AND blob_locations.state = 'whole' \
+         AND COALESCE(nodes.state, '') NOT IN ('error', 'deleted'){excludes}) < ? ORDER BY created LIMIT ?"
+    );
+    let mut values: Vec<Value> = excluded.iter().map(|id| (*id).into()).collect();
+    values.extend_from_slice(params![wanted, limit]);
+    db.fetch(&sql, &values).await
+}
+
+/// Returns the blobs of which a node has a complete copy, and none of the nodes `others` has one.
+pub async fn only_on(mut db: impl Read, node: NodeId, others: &[NodeId]) -> Result<Vec<BlobId>, StoreError> {
+    let is_other = match others {
+        [] => "1 = 0".to_owned(),
+        others => format!("node_uuid IN ({})", placeholders(others.len())),
+    };
+    let sql = format!(
+        "SELECT own.blob_uuid FROM blob_locations own \
+         JOIN blobs ON blobs.uuid = own.blob_uuid AND blobs.state = 'created' \
+         WHERE own.node_uuid = ? AND own.state = 'whole' AND NOT EXISTS (SELECT 1 FROM blob_locations \
+         WHERE blob_uuid = own.blob_uuid AND blob_locations.state = 'whole' AND {is_other}) ORDER BY own.blob_uuid"
+    );
+    let values: Vec<Value> = [node].iter().chain(others).map(|id| (*id).into()).collect();
+    db.fetch(&sql, &values).await
+}
+
+/// Locks the blobs of which a node has a complete copy until the transaction ends, so that their other copies stay.
+pub async fn lock_blobs_of_node(tx: &mut Tx, node: NodeId) -> Result<(), StoreError> {
+    let sql = "UPDATE blobs SET version = version + 1 WHERE state = 'created' AND uuid IN \
+               (SELECT blob_uuid FROM blob_locations WHERE node_uuid = ? AND blob_locations.state = 'whole')";
+    tx.execute(sql, params![node]).await?;
+    Ok(())
 }
 
 /// Returns the blobs of which a node has a complete copy that was last verified before `before`, and of which more than `wanted`

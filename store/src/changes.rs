@@ -28,6 +28,8 @@ pub struct ChangeSummary {
     pub oldest_checkin: Option<f64>,
     /// The number of nodes that do not check in and are not deleted.
     pub silent_nodes: i64,
+    /// The number of nodes that get no new instances by request.
+    pub cordoned_nodes: i64,
     /// The number of unfinished operations of guest agents.
     pub agent_operations: i64,
     /// The number of webhooks.
@@ -36,7 +38,7 @@ pub struct ChangeSummary {
     pub blobs: (i64, i64),
     /// The last owner of the lease of the active network node.
     pub network_owner: Option<NodeId>,
-    /// The unexpired leases.
+    /// All leases, also expired ones.
     pub leases: Vec<Lease>,
     /// The Unix time of the database.
     pub time: f64,
@@ -48,14 +50,14 @@ impl ChangeSummary {
     /// Returns an unexpired lease.
     #[must_use]
     pub fn lease(&self, name: &str) -> Option<&Lease> {
-        self.leases.iter().find(|lease| lease.name == name)
+        self.leases.iter().find(|lease| lease.name == name && lease.expires > self.time)
     }
 }
 
 /// Reads the summary for a daemon with some nodes, at a time of the database.
 pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSummary, StoreError> {
     type Operations = (Option<f64>, Option<f64>, i64);
-    type Nodes = ((i64, i64, i64), Option<f64>, i64, f64);
+    type Nodes = ((i64, i64, i64), Option<f64>, (i64, i64), f64);
     type Others = ((i64, i64), (i64, i64), i64, Option<NodeId>);
     let mut union = Union::default();
     let own = format!("(node_uuid IS NULL OR node_uuid IN ({}))", placeholders(nodes.len()));
@@ -70,7 +72,8 @@ pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSu
     let columns = format!(
         "COUNT(*), COALESCE(SUM(CASE state WHEN 'created' THEN 1 ELSE 0 END), 0), COALESCE(SUM(epoch), 0), \
          MIN(CASE WHEN state IN ('created', 'stopping') THEN lastseen END), \
-         COALESCE(SUM(CASE WHEN state IN ('stopped', 'missing', 'error') THEN 1 ELSE 0 END), 0), CAST({NOW} AS DOUBLE)"
+         COALESCE(SUM(CASE WHEN state IN ('stopped', 'missing', 'error') THEN 1 ELSE 0 END), 0), COUNT(cordon), \
+         CAST({NOW} AS DOUBLE)"
     );
     let nodes = union.add(&columns, "FROM nodes".into(), &[]);
     let columns = format!(
@@ -80,7 +83,7 @@ pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSu
          (SELECT holder FROM leases WHERE name = ?)"
     );
     let others = union.add(&columns, String::new(), params![NETWORK_NODE_LEASE]);
-    let leases = union.add(Lease::COLUMNS, format!("FROM leases WHERE expires > {NOW}"), &[]);
+    let leases = union.add(Lease::COLUMNS, "FROM leases".into(), &[]);
 
     let sent = now();
     let mut rows = union.fetch(db).await?;
@@ -88,7 +91,8 @@ pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSu
     let absent = || StoreError::Internal("the summary of changes lacks a row".into());
     let (queued, expired, agent_operations) =
         rows.take::<Operations>(operations)?.pop().ok_or_else(absent)?;
-    let (nodes, oldest_checkin, silent_nodes, time) = rows.take::<Nodes>(nodes)?.pop().ok_or_else(absent)?;
+    let (nodes, oldest_checkin, (silent_nodes, cordoned_nodes), time) =
+        rows.take::<Nodes>(nodes)?.pop().ok_or_else(absent)?;
     let (networks, blobs, webhooks, network_owner) = rows.take::<Others>(others)?.pop().ok_or_else(absent)?;
     Ok(ChangeSummary {
         next_operation: [queued, expired].into_iter().flatten().min_by(f64::total_cmp),
@@ -96,6 +100,7 @@ pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSu
         nodes,
         oldest_checkin,
         silent_nodes,
+        cordoned_nodes,
         agent_operations,
         webhooks,
         blobs,

@@ -149,6 +149,15 @@ pub struct EventPage<'a> {
     pub limit: i64,
 }
 
+/// Returns the select of the newest events of an object. Its arguments are the type and the id of the object, and the maximum number.
+pub(crate) fn newest() -> String {
+    format!(
+        "SELECT {} FROM event_links l JOIN events e ON e.event_uuid = l.event_uuid \
+         WHERE l.object_type = ? AND l.object_id = ? ORDER BY l.timestamp DESC, l.event_uuid DESC LIMIT ?",
+        EventRow::columns_of("e")
+    )
+}
+
 /// Returns the newest events of an object, newest first.
 pub async fn list(
     db: impl Read,

@@ -8,7 +8,7 @@ use muster_types::replica::ReplicaState;
 use muster_types::time::now;
 
 use super::instances::InstanceRow;
-use super::{Read, StoreError, Tx, Value, columns, params, placeholders};
+use super::{Read, Select as _, StoreError, Tx, Union, Value, columns, params, placeholders};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReplicaRow {
@@ -44,27 +44,30 @@ pub async fn of_instance(mut db: impl Read, instance: InstanceId) -> Result<Vec<
     db.select(tail, params![instance]).await
 }
 
-/// Returns the replicas of instances on some nodes, and the replicas that those nodes remove.
-pub async fn of_nodes(mut db: impl Read, nodes: &[NodeId]) -> Result<Vec<ReplicaRow>, StoreError> {
+/// Returns the created instances with replicas on some nodes, and the replicas of all instances on those nodes with the ones that
+/// those nodes remove.
+pub async fn of_nodes(
+    db: impl Read,
+    nodes: &[NodeId],
+) -> Result<(Vec<InstanceRow>, Vec<ReplicaRow>), StoreError> {
     let list = placeholders(nodes.len());
+    let values = || nodes.iter().map(|node| Value::from(*node));
+    let mut union = Union::default();
+    let tail = format!(
+        "FROM instances WHERE node_uuid IN ({list}) AND state = 'created' AND spec LIKE '%\"replicas\":1%'"
+    );
+    let instances = union.add(InstanceRow::COLUMNS, tail, &values().collect::<Vec<_>>());
     let tail = format!(
         "FROM instance_replicas WHERE (state = 'deleting' AND node_uuid IN ({list})) \
-         OR instance_uuid IN (SELECT uuid FROM instances WHERE node_uuid IN ({list})) \
-         ORDER BY instance_uuid, node_uuid"
+         OR instance_uuid IN (SELECT uuid FROM instances WHERE node_uuid IN ({list}))"
     );
-    let nodes = || nodes.iter().map(|node| Value::from(*node));
-    let values: Vec<Value> = nodes().chain(nodes()).collect();
-    db.select(&tail, &values).await
-}
-
-/// Returns the created instances with replicas on some nodes.
-pub async fn replicated(mut db: impl Read, nodes: &[NodeId]) -> Result<Vec<InstanceRow>, StoreError> {
-    let tail = format!(
-        "FROM instances WHERE node_uuid IN ({}) AND state = 'created' AND spec LIKE '%\"replicas\":1%' ORDER BY uuid",
-        placeholders(nodes.len())
-    );
-    let values: Vec<Value> = nodes.iter().map(|node| Value::from(*node)).collect();
-    db.select(&tail, &values).await
+    let replicas = union.add(ReplicaRow::COLUMNS, tail, &values().chain(values()).collect::<Vec<_>>());
+    let mut rows = union.fetch(db).await?;
+    let mut instances: Vec<InstanceRow> = rows.take(instances)?;
+    instances.sort_by_key(|row| row.id);
+    let mut replicas: Vec<ReplicaRow> = rows.take(replicas)?;
+    replicas.sort_by_key(|row| (row.instance, row.node));
+    Ok((instances, replicas))
 }
 
 /// Inserts a replica without a copy. Returns `false` if the node has one of the instance, or has not removed an earlier one.

@@ -27,6 +27,7 @@ use super::{
     to_json,
 };
 
+pub(crate) use details::DetailsParts;
 pub use details::{InstanceDetails, details};
 pub use placement::{
     awaiting_creation, clear_committed, clear_node, committed_of, lock_awaiting_creation, lock_placed,
@@ -104,9 +105,25 @@ pub struct InstanceSpec {
     /// Unset: the policy of the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fencing: Option<FencingPolicy>,
-    /// The VM of an earlier placement that may still run.
+    /// The VM of the last earlier placement that may still run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfenced: Option<UnfencedVm>,
+    /// The VMs of placements before that one that may still run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier_unfenced: Vec<UnfencedVm>,
+}
+
+impl InstanceSpec {
+    /// Returns the VMs of earlier placements that may still run.
+    pub fn unfenced_vms(&self) -> impl Iterator<Item = UnfencedVm> {
+        self.earlier_unfenced.iter().copied().chain(self.unfenced)
+    }
+
+    /// Replaces the VMs of earlier placements that may still run, in the order of the placements.
+    pub fn set_unfenced_vms(&mut self, mut vms: Vec<UnfencedVm>) {
+        self.unfenced = vms.pop();
+        self.earlier_unfenced = vms;
+    }
 }
 
 /// The VM of an instance on a node that does not check in, from which the instance was removed.

@@ -1,7 +1,8 @@
 //! Named leases: which process may do a cluster-wide job.
 //!
-//! A lease is a row that is changed by compare-and-swap; it expires, by the clock of the database, if its owner does not
-//! renew it.
+//! A lease is a row that is changed by compare-and-swap. If its owner does not renew it, a short one expires by the clock of the
+//! database. The clock may be set, so a lease on which more depends is taken over only by a daemon that has seen the same version of
+//! the row for its whole duration ([`acquire_unrenewed`]).
 
 #[cfg(test)]
 mod tests;
@@ -38,14 +39,46 @@ impl LeaseOwner {
     }
 }
 
+/// When a lease of another owner may be taken over.
+#[derive(Debug, Clone, Copy)]
+enum Takeover {
+    /// It has expired by the clock of the database.
+    Expired,
+    /// It still has this version.
+    Version(Option<i64>),
+}
+
 /// Acquires a lease for `seconds`, or renews it. Returns whether `owner` owns it.
 pub async fn acquire(store: &Store, name: &str, owner: &LeaseOwner, seconds: f64) -> Result<bool> {
+    acquire_if(store, name, owner, seconds, Takeover::Expired).await
+}
+
+/// Acquires a lease that has no owner, or renews it. A lease of another owner is taken over, whenever it expires, if it still has the
+/// version `unrenewed`, which was not renewed for its whole duration. Returns whether `owner` owns it.
+pub async fn acquire_unrenewed(
+    store: &Store,
+    name: &str,
+    owner: &LeaseOwner,
+    seconds: f64,
+    unrenewed: Option<i64>,
+) -> Result<bool> {
+    acquire_if(store, name, owner, seconds, Takeover::Version(unrenewed)).await
+}
+
+async fn acquire_if(
+    store: &Store,
+    name: &str,
+    owner: &LeaseOwner,
+    seconds: f64,
+    takeover: Takeover,
+) -> Result<bool> {
     transaction!(store, |tx| {
         let sql = format!(
-            "SELECT version, CASE WHEN holder = ? OR expires <= {NOW} THEN 1 ELSE 0 END FROM leases WHERE name = ?"
+            "SELECT version, CASE WHEN holder = ? THEN 1 ELSE 0 END, CASE WHEN expires <= {NOW} THEN 1 ELSE 0 END \
+             FROM leases WHERE name = ?"
         );
-        let found: Option<(i64, i64)> = tx.fetch_optional(&sql, params![&owner.id, name]).await?;
-        let Some((version, is_available)) = found else {
+        let found: Option<(i64, i64, i64)> = tx.fetch_optional(&sql, params![&owner.id, name]).await?;
+        let Some((version, is_own, is_expired)) = found else {
             let sql = format!(
                 "INSERT INTO leases (name, holder, node, pid, expires, version) VALUES (?, ?, ?, ?, {NOW} + ?, 1)"
             );
@@ -57,7 +90,11 @@ pub async fn acquire(store: &Store, name: &str, owner: &LeaseOwner, seconds: f64
                 Err(error) => Err(error.into()),
             };
         };
-        if is_available == 0 {
+        let may_take_over = match takeover {
+            Takeover::Expired => is_expired == 1,
+            Takeover::Version(unrenewed) => unrenewed == Some(version),
+        };
+        if is_own == 0 && !may_take_over {
             return Ok(false);
         }
         let sql = format!(
@@ -106,7 +143,7 @@ pub async fn release(store: &Store, name: &str, owner: &LeaseOwner) -> Result<()
     })
 }
 
-/// An unexpired lease.
+/// A lease, which may have expired.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lease {
     pub name: String,
@@ -116,24 +153,35 @@ pub struct Lease {
     pub node: String,
     pub pid: i64,
     pub expires: f64,
+    /// Incremented by each renewal.
+    pub version: i64,
 }
 
-columns! { Lease { name, owner: holder, node, pid, expires, } }
+columns! { Lease { name, owner: holder, node, pid, expires, version, } }
+
+/// The number of seconds until its expiry from which a lease does not expire. Other leases last for minutes at most.
+const UNLIMITED: f64 = 1e8;
+
+impl Lease {
+    /// Returns whether the lease does not expire, at a time of the database.
+    #[must_use]
+    pub fn is_unlimited(&self, time: f64) -> bool {
+        self.expires - time > UNLIMITED
+    }
+}
 
 /// Returns the unexpired leases.
 pub async fn list(mut store: &Store) -> Result<Vec<Lease>, StoreError> {
     store.select(&format!("FROM leases WHERE expires > {NOW} ORDER BY name"), &[]).await
 }
 
+/// Returns all leases, also expired ones.
+pub async fn all(mut store: &Store) -> Result<Vec<Lease>, StoreError> {
+    store.select("FROM leases ORDER BY name", &[]).await
+}
+
 /// Returns the id of the owner of a lease.
 pub async fn owner_id(mut store: &Store, name: &str) -> Result<Option<String>, StoreError> {
     let sql = format!("SELECT holder FROM leases WHERE name = ? AND expires > {NOW}");
     store.fetch_optional(&sql, params![name]).await
-}
-
-/// Returns the seconds until a lease of another owner expires, or `None` if `owner` may acquire it.
-pub async fn remaining(mut store: &Store, name: &str, owner: &LeaseOwner) -> Result<Option<f64>, StoreError> {
-    let sql =
-        format!("SELECT expires - {NOW} FROM leases WHERE name = ? AND holder <> ? AND expires > {NOW}");
-    store.fetch_optional(&sql, params![name, &owner.id]).await
 }

@@ -24,6 +24,7 @@ mod error;
 pub mod event_streams;
 pub mod events;
 pub mod exchanges;
+pub mod explanations;
 pub mod idempotency_keys;
 pub mod instance_migrations;
 pub mod instance_replicas;

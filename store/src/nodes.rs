@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 
 use muster_types::Error;
 use muster_types::ids::NodeId;
-use muster_types::node::{NodeCordon, NodeIdentity, NodeReport, NodeState};
+use muster_types::node::{CordonReason, NodeCordon, NodeIdentity, NodeReport, NodeState};
 use muster_types::object::{NameOrId, ObjectType};
 use muster_types::time::now;
 
@@ -60,6 +60,20 @@ columns! { NodeRow {
     clock_skew,
     cordon: json(cordon),
 } }
+
+impl NodeRow {
+    /// Returns whether the node is being drained, or was: neither instances nor copies of blobs should be on it.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.cordon.as_ref().is_some_and(|cordon| cordon.reason == CordonReason::Drain)
+    }
+
+    /// Returns whether the node keeps the copies of blobs that it has: it is up and not drained.
+    #[must_use]
+    pub fn stores_copies(&self) -> bool {
+        self.state == NodeState::Created && !self.is_drained()
+    }
+}
 
 /// A node that may run the routers of networks.
 #[derive(Debug, Clone, Copy, PartialEq)]

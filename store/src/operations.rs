@@ -408,6 +408,17 @@ pub async fn set_node(tx: &mut Tx, target: &ObjectRef, node: NodeId) -> Result<(
     Ok(())
 }
 
+/// Lets another node run the unfinished operations on an object that only one node can run, from their first steps. A worker that
+/// executes one loses its lease.
+pub async fn move_to_node(tx: &mut Tx, target: &ObjectRef, node: NodeId) -> Result<(), StoreError> {
+    let (queued, executing) = (OperationState::Queued, OperationState::Executing);
+    let sql = "UPDATE operations SET node_uuid = ?, state = ?, step = 0, holder = '', lease_expires = 0.0, \
+               version = version + 1 \
+               WHERE target_type = ? AND target_id = ? AND state IN (?, ?) AND node_uuid IS NOT NULL";
+    tx.execute(sql, params![node, queued, target.object_type, &target.id, queued, executing]).await?;
+    Ok(())
+}
+
 /// Removes a finished operation and its references. Returns whether there was one.
 pub async fn remove(tx: &mut Tx, id: OperationId) -> Result<bool, StoreError> {
     let removed = tx

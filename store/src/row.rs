@@ -149,6 +149,26 @@ macro_rules! columns {
 }
 pub(crate) use columns;
 
+/// Reads a row of a statement. An error names its table and its first column, which is the key of most tables.
+fn read_of<T: FromRow>(row: Row, sql: &str) -> Result<T, StoreError> {
+    let key = row.0.first().cloned();
+    row.read().map_err(|error| match error {
+        StoreError::Internal(text) => StoreError::Internal(unreadable(sql, key.as_ref(), &text)),
+        error => error,
+    })
+}
+
+fn unreadable(sql: &str, key: Option<&Value>, text: &str) -> String {
+    let table =
+        sql.split(" FROM ").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap_or("unknown");
+    let key = match key {
+        Some(Value::Text(key)) => format!("{key:?}"),
+        Some(Value::Int(key)) => key.to_string(),
+        _ => "of another type".to_owned(),
+    };
+    format!("table {table}, key {key}: {text}")
+}
+
 /// A source of rows: the store, a snapshot or a transaction.
 pub trait Read: Send {
     /// Runs a statement and returns its rows.
@@ -164,7 +184,7 @@ pub trait Read: Send {
         sql: &str,
         params: &[Value],
     ) -> impl Future<Output = Result<Vec<T>, StoreError>> + Send {
-        async move { self.rows(sql, params).await?.into_iter().map(Row::read).collect() }
+        async move { self.rows(sql, params).await?.into_iter().map(|row| read_of(row, sql)).collect() }
     }
 
     /// Runs a statement and reads its first row, if there is one.
@@ -173,7 +193,10 @@ pub trait Read: Send {
         sql: &str,
         params: &[Value],
     ) -> impl Future<Output = Result<Option<T>, StoreError>> + Send {
-        async move { self.rows(sql, params).await?.into_iter().next().map(Row::read).transpose() }
+        async move {
+            let row = self.rows(sql, params).await?.into_iter().next();
+            row.map(|row| read_of(row, sql)).transpose()
+        }
     }
 
     /// Runs a statement that always returns a row, such as a count, and reads it.
@@ -184,7 +207,7 @@ pub trait Read: Send {
     ) -> impl Future<Output = Result<T, StoreError>> + Send {
         async move {
             let row = self.rows(sql, params).await?.into_iter().next();
-            row.ok_or_else(|| StoreError::Internal(format!("no row was returned by {sql}")))?.read()
+            read_of(row.ok_or_else(|| StoreError::Internal(format!("no row was returned by {sql}")))?, sql)
         }
     }
 
@@ -268,6 +291,14 @@ mod tests {
             Row(values).read::<Outer>().unwrap_err().to_string(),
             "a row of 3 columns lacks column tags"
         );
+    }
+
+    #[test]
+    fn names_the_table_and_the_key_of_a_row_that_cannot_be_read() {
+        let row = || Row(crate::values!["i1", "{"].to_vec());
+        let error = read_of::<(String, i64)>(row(), "SELECT uuid, n FROM instances WHERE n > 0").unwrap_err();
+        let error = error.to_string();
+        assert!(error.starts_with("table instances, key \"i1\": column 2: \"{\" is not a"), "{error}");
     }
 
     #[test]

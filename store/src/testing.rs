@@ -130,6 +130,7 @@ pub(crate) fn instance_spec() -> InstanceSpec {
         restart: RestartPolicy::Elsewhere,
         fencing: Some(FencingPolicy::Own),
         unfenced: Some(UnfencedVm { node: NodeId::new(), until: Some(7.5) }),
+        earlier_unfenced: vec![UnfencedVm { node: NodeId::new(), until: None }],
     }
 }
 

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use axum::http::Method;
 use muster_control::objects::node_drain;
+use muster_control::reconcile;
 use muster_node::SimulationScript;
 use muster_test_cluster::{ApiResponse, Cluster, wait_for};
 use muster_types::Error;
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
+use crate::artifacts::upload;
 use crate::instances::{create, instance_request, text};
 
 struct Drain {
@@ -281,4 +283,53 @@ async fn lost_node_cannot_be_drained() {
     let refused = drain.call(Method::POST, "/nodes/sim-1/drain", Some(json!({}))).await;
     assert_eq!(refused.status, 409, "{}", refused.text);
     assert!(refused.text.contains("muster node evacuate sim-1 --dead"), "{}", refused.text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drained_node_leaves_a_copy_of_every_blob() {
+    let drain = Drain::new().await;
+    let artifact = upload(&drain.cluster, &drain.token, "image", b"content").await;
+    let blob = text(&artifact, "blob_uuid");
+    let (node, path) = ("/nodes/sim-1", format!("/blobs/{blob}"));
+    drain.post("/nodes/sim-1/maintenance", json!({})).await;
+    let refused = drain.call(Method::DELETE, node, None).await;
+    assert_eq!(refused.status, 409, "{}", refused.text);
+    assert!(refused.text.contains(blob) && refused.text.contains("muster node drain"), "{}", refused.text);
+    assert_eq!(drain.get(&path).await["locations"], json!(["sim-1"]));
+
+    let operation = drain.post("/nodes/sim-1/drain", json!({})).await["operation"].clone();
+    drain.cluster.worker.run_once().await.unwrap();
+    let state =
+        async || drain.get(&format!("/clusteroperations/node_op/{}", text(&operation, "op_uuid"))).await;
+    assert_ne!(state().await["state"], "complete", "no other node has a copy");
+    let copy = async {
+        wait_for("a copy of the blob", async || {
+            reconcile::storage::run_once(&drain.cluster.app).await.unwrap();
+            (drain.get(&path).await["locations"] == json!(["sim-1", "sim-2"])).then_some(())
+        })
+        .await;
+    };
+    tokio::join!(drain.cluster.settle(), copy);
+    assert_eq!(state().await["state"], "complete");
+    let deleted = drain.call(Method::DELETE, node, None).await;
+    assert_eq!(deleted.status, 200, "{}", deleted.text);
+    assert_eq!(drain.get(&path).await["locations"], json!(["sim-2"]));
+    assert_eq!(drain.cluster.download_until_error(&drain.token, blob).await, b"content");
+    // Nothing else can store it.
+    let operation = drain.post("/nodes/sim-2/drain", json!({})).await["operation"].clone();
+    drain.cluster.settle().await;
+    let ended = drain.get(&format!("/clusteroperations/node_op/{}", text(&operation, "op_uuid"))).await;
+    assert!(text(&ended["error_report"], "message").contains(blob), "{ended}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blobs_of_a_dead_node_have_an_event() {
+    let drain = Drain::new().await;
+    let artifact = upload(&drain.cluster, &drain.token, "image", b"content").await;
+    drain.cluster.lose_node("sim-1").await;
+    let deleted = drain.call(Method::DELETE, "/nodes/sim-1", Some(json!({"dead": true}))).await;
+    assert_eq!(deleted.status, 200, "{}", deleted.text);
+    let blob = ObjectRef::new(ObjectType::Blob, text(&artifact, "blob_uuid"));
+    let messages = drain.cluster.messages(&blob).await;
+    assert!(messages.contains(&"lost the last verified copy".to_owned()), "{messages:?}");
 }

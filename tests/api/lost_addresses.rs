@@ -1,9 +1,13 @@
 //! The addresses of instances on lost nodes: no other instance gets one while a VM may still use it.
 
 use axum::http::Method;
+use muster_control::objects::instance::fence;
 use muster_control::reconcile;
+use muster_store::{instances, nodes, transaction};
 use muster_test_cluster::ApiResponse;
-use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::ids::NodeId;
+use muster_types::node::{NodeApi as _, NodeIdentity};
+use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::time::now;
 use serde_json::{Value, json};
 
@@ -131,6 +135,43 @@ async fn address_of_deleted_instance_is_reserved_until_its_former_host_is_back()
     host.delete_instance().await;
     host.require_reserved(&lost[0]).await;
     host.return_host().await;
+    host.require_free(&lost[0]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn address_is_reserved_until_all_former_hosts_are_back() {
+    let host = LostHost::with(&json!({"disposable": true}), "10.0.0.0/29", &[]).await;
+    let lost = addresses(&host.instance);
+    host.cluster.lose_node("sim-1").await;
+    host.evacuate_to_other_node().await;
+    // A third node is lost after the instance was evacuated to it, and both others have never been back.
+    let ghost =
+        NodeIdentity { id: NodeId::new(), name: "ghost".into(), ..host.cluster.node.identity().clone() };
+    let app = &host.cluster.app;
+    transaction!(app.store, |tx| {
+        nodes::insert(tx, &ghost).await?;
+        Ok(tx.execute("UPDATE nodes SET state = 'error', lastseen = 1.0 WHERE name = 'ghost'", &[]).await?)
+    })
+    .unwrap();
+    let ghost_row = nodes::get(&*app.store, &NameOrId::Id(ghost.id)).await.unwrap().unwrap();
+    let row = instances::get(&*app.store, host.id()).await.unwrap().unwrap();
+    let unfenced = fence::with_unfenced(app, row, &ghost_row);
+    let nodes: Vec<NodeId> = unfenced.spec.unfenced_vms().map(|vm| vm.node).collect();
+    assert_eq!(nodes, [host.cluster.node.identity().id, ghost.id], "none is forgotten");
+    transaction!(app.store, |tx| {
+        Ok(instances::set_spec(tx, unfenced.id, &unfenced.spec, &unfenced.disks).await?)
+    })
+    .unwrap();
+
+    host.delete_instance().await;
+    host.require_reserved(&lost[0]).await;
+    host.return_host().await;
+    let record = host.address(&lost[0]).await.unwrap();
+    assert!(text(&record, "comment").contains("node ghost"), "{record}");
+    assert_eq!(host.request_address(&lost[0]).await.status, 409);
+    // An operator who knows that the last host is off releases it.
+    let path = format!("/networks/blue/addresses/{}", lost[0]);
+    assert!(host.call(Method::DELETE, &path, None).await.status.is_success());
     host.require_free(&lost[0]).await;
 }
 

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use axum::http::Method;
+use muster_control::operations::Fault;
 use muster_control::{objects, reconcile};
 use muster_test_cluster::{ApiResponse, Cluster};
 use muster_types::ids::InstanceId;
@@ -397,6 +398,55 @@ async fn places_waiting_instances_again_however_long_their_node_is_missing() {
     reconcile::node_watch::run(&cluster.app).await.unwrap();
     let path = format!("/instances/{}", text(&waiting, "uuid"));
     let placed = cluster.call(&token, Method::GET, &path, None).await.body;
+    assert_eq!(text(&placed, "node"), "sim-2", "{placed}");
+    reconcile::checkin::join(&cluster.app).await.unwrap();
+    cluster.settle().await;
+}
+
+/// Loses `sim-2` while the creation of an instance there is interrupted after some steps, and returns the record of the instance.
+async fn lose_node_during_creation(fault: Fault, at: &'static str) -> (Cluster, Value) {
+    let cluster = Cluster::with(&[("NODE_CHECKIN_MAXIMUM", "100"), ("CLUSTER_OP_LEASE", "1")], None).await;
+    let token = cluster.token("system").await;
+    let network = json!({"name": "blue", "netblock": "10.0.0.0/24"});
+    assert_eq!(cluster.call(&token, Method::POST, "/networks", Some(network)).await.status, 200);
+    cluster.settle().await;
+    // The scheduler chooses the other node.
+    cluster.call(&token, Method::POST, "/nodes/sim-1/maintenance", Some(json!({}))).await;
+    let body = json!({
+        "name": "web", "cpus": 1, "memory": 64, "disk": [{"size": 1}], "network": [{"network_uuid": "blue"}],
+    });
+    let created = cluster.call(&token, Method::POST, "/instances", Some(body)).await.body;
+    assert_eq!(text(&created, "node"), "sim-2", "{created}");
+    cluster.call(&token, Method::POST, "/nodes/sim-1/undrain", Some(json!({}))).await;
+    cluster.worker.inject(move |_, step| (step == at).then_some(fault));
+    cluster.worker.run_once().await.unwrap();
+    cluster.worker.inject(|_, _| None);
+    // The lease of the worker expires.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    cluster.lose_node("sim-2").await;
+    // It becomes missing, then failed.
+    for _ in 0..2 {
+        reconcile::node_watch::run(&cluster.app).await.unwrap();
+    }
+    let path = format!("/instances/{}", text(&created, "uuid"));
+    let placed = cluster.call(&token, Method::GET, &path, None).await.body;
+    (cluster, placed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn places_instances_again_whose_vm_was_not_started() {
+    // The worker stopped while it prepared the networks.
+    let (cluster, placed) = lose_node_during_creation(Fault::Die, "network_ensure_mesh").await;
+    assert_eq!(text(&placed, "node"), "sim-1", "{placed}");
+    cluster.settle().await;
+    let token = cluster.token("system").await;
+    let path = format!("/instances/{}", text(&placed, "uuid"));
+    let created = cluster.call(&token, Method::GET, &path, None).await.body;
+    assert_eq!((text(&created, "state"), text(&created, "node")), ("created", "sim-1"), "{created}");
+    reconcile::checkin::join(&cluster.app).await.unwrap();
+
+    // It failed while it started the VM, which may exist.
+    let (cluster, placed) = lose_node_during_creation(Fault::Die, "instance_start").await;
     assert_eq!(text(&placed, "node"), "sim-2", "{placed}");
     reconcile::checkin::join(&cluster.app).await.unwrap();
     cluster.settle().await;

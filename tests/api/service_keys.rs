@@ -1,17 +1,19 @@
 //! Service keys: forwarded requests, and the callers that they act for.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::Method;
+use axum::http::request::Parts;
+use axum::http::{Method, Request};
 use axum::response::Response;
 use muster_control::auth::Caller;
 use muster_control::auth::tokens::TokenSubject;
 use muster_control::objects::key::unix_seconds;
 use muster_control::objects::service_key::ServiceKey;
 use muster_store::{nodes, transaction, uploads};
-use muster_test_cluster::{Cluster, caller};
-use muster_types::ids::{NodeId, UploadId};
+use muster_test_cluster::{Cluster, caller, wait_for};
+use muster_types::ids::{InstanceId, NodeId, UploadId};
 use muster_types::node::{HostFeature, NodeApi as _, NodeIdentity, NodeReport};
 use muster_types::object::ObjectRef;
 use muster_types::time::now;
@@ -72,6 +74,70 @@ async fn forwards_with_service_key_instead_of_token_of_caller() {
         assert_eq!(get(&cluster, &sent, "/auth/namespaces").await.status, 401, "the key is removed");
     }
     assert_eq!(cluster.count_rows("namespace_keys", "name LIKE '%service_key%'").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn peer_may_work_on_a_forwarded_request_while_its_caller_waits() {
+    let (cluster, token) = cluster(&[("NODE_RESPONSE_TIMEOUT", "2")]).await;
+    let record = json!({
+        "uuid": UploadId::new(), "state": "created", "metadata": {}, "version": 3, "node": "remote",
+        "created_at": 1.0, "size": 0,
+    });
+    let remote = NodeId::new();
+    let (address, received) = remote_daemon(&cluster, remote, move |request| {
+        if request.uri.path() != "/livez" {
+            // Longer than the response timeout.
+            std::thread::sleep(Duration::from_millis(2500));
+        }
+        let response = Response::builder().header("Content-Type", "application/json");
+        response.body(Body::from(record.to_string())).unwrap()
+    })
+    .await;
+    let path = remote_upload(&cluster, remote, address).await;
+    let response = get(&cluster, &token, &path).await;
+    assert_eq!(response.status, 200, "{}", response.text);
+    let received = received.lock();
+    let header = |request: &Parts, name: &str| request.headers[name].to_str().unwrap().to_owned();
+    let (forwarded, probes) = received.split_last().unwrap();
+    assert!(!probes.is_empty(), "no probe");
+    let deadline = |request: &Parts| header(request, "x-muster-deadline").parse::<f64>().unwrap();
+    for probe in probes {
+        assert_eq!(header(probe, "x-muster-forward-id"), header(forwarded, "x-muster-forward-id"));
+        assert!(deadline(probe) > deadline(forwarded), "the probe extends the deadline");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forwarded_request_is_executed_while_its_deadline_is_extended() {
+    let (cluster, token) = cluster(&[]).await;
+    let instance = crate::instances::create(&cluster, &token, "web", &json!({})).await;
+    let id: InstanceId = instance["uuid"].as_str().unwrap().parse().unwrap();
+    for (is_extended, status) in [(false, 503), (true, 200)] {
+        let lock = cluster.app.instance_locks.lock(id).await;
+        let expires = now() + 3.0;
+        let with_headers = |request: axum::http::request::Builder, expires: f64| {
+            let request = request.header("x-muster-deadline", expires.to_string());
+            request.header("x-muster-forward-id", format!("request-{is_extended}"))
+        };
+        let request =
+            Request::post(format!("/instances/{id}/poweroff")).header("content-type", "application/json");
+        let request = with_headers(request, expires).header("authorization", format!("Bearer {token}"));
+        let sent = cluster.request(request.body(Body::from("{}")).unwrap());
+        let sender = async {
+            wait_for("the request to wait for the instance", async || {
+                cluster.app.instance_locks.is_awaited(&id).then_some(())
+            })
+            .await;
+            if is_extended {
+                let probe = with_headers(Request::get("/livez"), now() + 60.0).body(Body::empty()).unwrap();
+                assert_eq!(cluster.request(probe).await.status, 200);
+            }
+            wait_for("the first deadline", async || (now() > expires).then_some(())).await;
+            drop(lock);
+        };
+        let (response, ()) = tokio::join!(sent, sender);
+        assert_eq!(response.status, status, "{}", response.text);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

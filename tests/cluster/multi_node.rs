@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use muster_testing::{Daemon, DaemonSetup};
+use muster_testing::{Daemon, DaemonSetup, MariaDb};
 use nix::sys::signal::Signal;
 use reqwest::Method;
 use serde_json::json;
@@ -43,10 +43,16 @@ async fn maintainer(daemon: &Daemon, token: &str) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_node_becomes_maintainer_after_kill() {
-    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let Some(server) = MariaDb::start() else { return muster_testing::skipped("mariadb-server") };
+    let url = server.fresh_database();
     let directory = tempfile::tempdir().unwrap();
+    // The owner of a lease of 3.6 seconds renews it in time on a busy host, too.
+    let member = |name: &str| {
+        let member = member(directory.path(), name, &url);
+        member.set("CLUSTER_OP_LEASE", "2").set("NODE_CHECKIN_MAXIMUM", "6").start()
+    };
     let mut members: Vec<(String, Daemon)> =
-        ["n1", "n2", "n3"].map(|name| (name.to_owned(), member(directory.path(), name, &url).start())).into();
+        ["n1", "n2", "n3"].map(|name| (name.to_owned(), member(name))).into();
     let token = members[0].1.log_in("system", "the first key").await;
 
     // Changes and tokens of one daemon are valid on all.
@@ -57,8 +63,24 @@ async fn another_node_becomes_maintainer_after_kill() {
     assert_eq!(members[2].1.call(&token, Method::GET, "/auth/namespaces/ci", None).await.0, 200);
     let first = wait_for("a maintainer", async || maintainer(&members[0].1, &token).await).await;
 
+    // The clock of the database is set: its leases seem to have expired long ago.
+    let database = url.rsplit('/').next().unwrap();
+    let set_expiry = |expires: &str| {
+        let sql = format!("UPDATE {database}.leases SET expires = {expires} WHERE name = 'maintainer'");
+        assert!(server.run(&sql));
+    };
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(3) {
+        set_expiry("0.0");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    set_expiry("UNIX_TIMESTAMP() + 60.0");
+    assert_eq!(maintainer(&members[1].1, &token).await.as_ref(), Some(&first), "its owner renews it");
+
     let at = members.iter().position(|(name, _)| *name == first).unwrap();
     members.remove(at).1.kill();
+    // The lease of the killed daemon seems to last for hours.
+    set_expiry("expires + 10000.0");
     let survivor = &members[0].1;
     let second = wait_for("another maintainer", async || {
         maintainer(survivor, &token).await.filter(|name| *name != first)
@@ -78,7 +100,7 @@ async fn another_node_becomes_maintainer_after_kill() {
     })
     .await;
     // The killed node rejoins with its name and ID.
-    let rejoined = member(directory.path(), &first, &url).start();
+    let rejoined = member(&first);
     let (_, node) = rejoined.call(&token, Method::GET, &format!("/nodes/{first}"), None).await;
     assert_eq!(node["state"], "created");
     let (_, nodes) = rejoined.call(&token, Method::GET, "/nodes", None).await;

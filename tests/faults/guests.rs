@@ -28,6 +28,10 @@ pub(crate) struct Guests {
     ledgers: BTreeMap<String, Ledger>,
     /// Whether a router has answered a guest.
     pub(crate) has_gateway: bool,
+    /// The addresses of the guests.
+    addresses: Vec<String>,
+    /// Whether a guest has answered another one.
+    pub(crate) has_neighbours: bool,
 }
 
 /// The commands of one process of a VM.
@@ -77,7 +81,16 @@ impl Guests {
         cluster.client.post(&format!("{interface}/float"), &json!({})).unwrap();
         let record = cluster.client.get(0, &interface).unwrap();
         let floating = record["floating"].as_str().unwrap().parse().unwrap();
-        let mut guests = Self { ids, network, floating, ledgers: BTreeMap::new(), has_gateway: false };
+        let address = |interface: &Value| interface["ipv4"].as_str().unwrap().to_owned();
+        let mut guests = Self {
+            ids,
+            network,
+            floating,
+            ledgers: BTreeMap::new(),
+            has_gateway: false,
+            addresses: interfaces.iter().map(address).collect(),
+            has_neighbours: false,
+        };
         let violations = guests.check_commands(cluster, &Commands::default());
         assert!(violations.is_empty(), "{violations:?}");
         guests
@@ -167,7 +180,8 @@ impl Guests {
         problems.collect()
     }
 
-    /// Compares what callers were told with the commands that ran in the guests, and whether two routers answered them.
+    /// Compares what callers were told with the commands that ran in the guests, and whether two routers, or two owners of the address of
+    /// a guest, answered them.
     pub(crate) fn check_commands(&mut self, cluster: &FaultCluster, commands: &Commands) -> Vec<String> {
         let (states, mut violations) = commands.wait_for_states(&cluster.client);
         for guest in &self.ids {
@@ -178,7 +192,7 @@ impl Guests {
                 self.ledgers.insert(guest.clone(), Ledger { pid, failed: BTreeSet::new() });
                 continue;
             }
-            let output = match run_in_guest(cluster, guest, &observer_script()) {
+            let output = match run_in_guest(cluster, guest, &observer_script(&self.addresses)) {
                 Ok(output) => output,
                 Err(error) => {
                     violations.push(format!("{guest} does not run commands: {error}"));
@@ -189,11 +203,20 @@ impl Guests {
                 continue;
             }
             let mut lines = output.lines();
-            let counts = lines.next().and_then(|line| line.split_once(' ')).unwrap_or_default();
-            if counts.0 != "0" {
+            let counts: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
+            let [duplicates, answers, neighbours, second_owners] = counts[..] else {
+                violations.push(format!("{guest} does not observe addresses: {output}"));
+                continue;
+            };
+            if duplicates != "0" {
                 violations.push(format!("two routers answered {guest}: {output}"));
             }
-            self.has_gateway |= counts.1 != "0";
+            if second_owners != "0" {
+                violations
+                    .push(format!("the address of a guest was answered with two MACs, to {guest}: {output}"));
+            }
+            self.has_gateway |= answers != "0";
+            self.has_neighbours |= neighbours != "0";
             let ran: Vec<&str> = lines.collect();
             let ledger = self.ledgers.entry(guest.clone()).or_default();
             ledger.pid = pid;
@@ -231,13 +254,22 @@ fn process_of(guest: &str) -> Option<u32> {
     running_vms().get(guest).map(|processes| processes[0])
 }
 
-/// Returns a script that prints how often more than one router and how often one answered, and the commands that ran. It
-/// starts a loop that asks for the gateway. All routers have the same MAC address, so answers are counted.
-fn observer_script() -> String {
+/// Returns a script that prints how often more than one router and how often one answered, how many guests answered and how many
+/// of them with a second MAC, and the commands that ran. It starts loops that ask for the gateway and for the guests. All routers have
+/// the same MAC address, so their answers are counted.
+fn observer_script(guests: &[String]) -> String {
+    let guests = guests.join(" ");
     format!(
-        "[ -e /run/observed ] || {{ touch /run/observed; (while :; do arping -b -c 1 -w 1 -I eth0 {GATEWAY} | \
-         grep -c 'reply from' >>/run/observed; sleep 0.2; done) >/dev/null 2>&1 & }}; \
-         echo $(grep -cv '^[01]$' /run/observed) $(grep -c '^1$' /run/observed); cat {OUTPUT_FILE} 2>/dev/null; true"
+        "[ -e /run/observed ] || {{ touch /run/observed /run/owners /run/second_owners; \
+         (while :; do arping -b -c 1 -w 1 -I eth0 {GATEWAY} | \
+         grep -c 'reply from' >>/run/observed; sleep 0.2; done) >/dev/null 2>&1 & \
+         (while :; do for guest in {guests}; do arping -b -c 1 -w 1 -I eth0 $guest | grep 'reply from' | \
+         while read -r kind reply from address mac rest; do \
+         if ! grep -q \"^$address \" /run/owners; then echo \"$address $mac\" >>/run/owners; \
+         elif ! grep -qF \"$address $mac\" /run/owners; then echo \"$address $mac\" >>/run/second_owners; fi; \
+         done; done; done) >/dev/null 2>&1 & }}; \
+         echo $(grep -cv '^[01]$' /run/observed) $(grep -c '^1$' /run/observed) \
+         $(grep -c . /run/owners) $(grep -c . /run/second_owners); cat {OUTPUT_FILE} 2>/dev/null; true"
     )
 }
 

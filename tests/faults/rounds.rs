@@ -74,6 +74,7 @@ pub(crate) fn run(rounds: usize, seed: u64, is_galera: bool, image: &str) {
     let answered = referee.answered();
     println!("{} observations of all hosts, {answered} answers for addresses", referee.finish());
     assert!(answered > 0 && guests.has_gateway, "no host answered for an address");
+    assert!(guests.has_neighbours, "no guest answered another one");
     guests.delete(&cluster);
     cluster.wait_until_healthy();
     for host in &mut cluster.hosts {

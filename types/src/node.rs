@@ -25,6 +25,7 @@ use crate::object::{Reference, string_enum};
 use crate::operation::OperationHandle;
 use crate::shared_storage::SharedStorageRecord;
 use crate::storage::StorageApi;
+use crate::time::BootTime;
 use crate::vm::{DisplayIdentity, VmApi};
 
 string_enum! {
@@ -163,7 +164,7 @@ pub trait NodeApi: Send + Sync {
     ) -> NodeFuture<'_, Option<SharedStorageRecord>>;
 
     /// Renews the fencing lease of the node after a successful check-in, which began at `began`.
-    fn renew_fencing_lease(&self, began: Instant) -> Result<()>;
+    fn renew_fencing_lease(&self, began: BootTime) -> Result<()>;
 
     /// Ends the fencing lease, because the daemon stops: VMs keep running.
     fn end_fencing_lease(&self) -> Result<()>;

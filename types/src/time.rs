@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use nix::time::{ClockId, clock_gettime};
+
 /// The last second of the year 9999: RFC 3339 has four-digit years.
 pub const MAX_TIME: f64 = 253_402_300_799.0;
 
@@ -10,6 +12,31 @@ pub const MAX_TIME: f64 = 253_402_300_799.0;
 pub fn now() -> f64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     since_epoch.expect("Linux refuses to set the clock before 1970").as_secs_f64()
+}
+
+/// A time of the clock that counts from the boot of the host. Unlike [`std::time::Instant`] it also advances while the host is
+/// suspended, and all processes of the host share it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootTime(Duration);
+
+impl BootTime {
+    #[must_use]
+    pub fn now() -> Self {
+        let time = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("every Linux has this clock");
+        Self(time.into())
+    }
+
+    /// Returns the time since the boot of the host.
+    #[must_use]
+    pub fn since_boot(self) -> Duration {
+        self.0
+    }
+
+    /// Returns an earlier time, at most the boot of the host.
+    #[must_use]
+    pub fn before(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(duration))
+    }
 }
 
 /// Formats a Unix time as RFC 3339 in UTC with milliseconds.
@@ -45,6 +72,18 @@ mod tests {
         ] {
             assert_eq!(format_utc(time), expected);
         }
+    }
+
+    #[test]
+    fn boot_time_is_that_of_the_kernel() {
+        let text = std::fs::read_to_string("/proc/uptime").unwrap();
+        let uptime: f64 = text.split_whitespace().next().unwrap().parse().unwrap();
+        let now = BootTime::now();
+        assert!((now.since_boot().as_secs_f64() - uptime).abs() < 60.0);
+        assert_eq!(
+            now.since_boot() - now.before(Duration::from_secs(1)).since_boot(),
+            Duration::from_secs(1)
+        );
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 
+use crate::deadline::extend_deadline;
 use crate::response::{content, respond};
 use muster_control::app::App;
 
@@ -14,7 +15,9 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// Reports whether the process is alive.
 #[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, description = "`ok`", content_type = "text/plain", body = String)))]
-pub(crate) async fn livez() -> Response {
+pub(crate) async fn livez(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    // Another daemon waits for the request that it has forwarded.
+    extend_deadline(&app, &headers);
     content(PLAIN, "ok")
 }
 

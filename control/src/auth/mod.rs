@@ -11,4 +11,4 @@ pub mod secrets;
 pub mod tokens;
 
 pub use access::{Caller, Origin};
-pub use request_deadline::RequestDeadline;
+pub use request_deadline::{ForwardedDeadline, ForwardedRequests, RequestDeadline};

@@ -14,7 +14,7 @@ use crate::objects::network::address_pool::{quarantine, require_within};
 use crate::objects::network::state::{USABLE, changed, require_state};
 use crate::objects::network::{find_own, object};
 use muster_store::addresses::{self, AddressRow, Allocation};
-use muster_store::{Tx, TxError, networks, nodes, transaction};
+use muster_store::{StoreError, Tx, TxError, cluster_values, networks, nodes, transaction};
 
 /// The maximum length of a comment, in characters.
 const MAX_COMMENT_CHARS: usize = 255;
@@ -87,6 +87,7 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
         let user = reserved.user.clone().unwrap_or_else(|| object(network.id));
         addresses::release(tx, network.pool(), address, AddressType::Manual, &user, quarantine(app).enabled)
             .await?;
+        cluster_values::remove(tx, &unfenced_key(network.id, address)).await?;
         Ok(reserved.comment)
     })?;
     app.record(
@@ -98,34 +99,79 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
     Ok(())
 }
 
-/// Reserves the address of a deleted instance whose VM may still run on a node, until that node is back or the reservation is
-/// released by request.
+/// The prefix of the cluster values with the other nodes on which the VM of a deleted instance may still use an address. The first one
+/// is the user of the reservation.
+const UNFENCED: &str = "UNFENCED ";
+
+fn unfenced_key(network: NetworkId, address: Ipv4Addr) -> String {
+    format!("{UNFENCED}{network} {address}")
+}
+
+fn parse_unfenced(key: &str, value: &str) -> Result<Vec<NodeId>> {
+    let unreadable = |error| Error::Internal(format!("table cluster_values, value of {key:?}: {error}"));
+    serde_json::from_str(value).map_err(unreadable)
+}
+
+async fn set_unfenced_in(tx: &mut Tx, key: &str, nodes: &[NodeId]) -> Result<(), TxError> {
+    if nodes.is_empty() {
+        cluster_values::remove(tx, key).await?;
+        return Ok(());
+    }
+    let value = serde_json::to_string(nodes).map_err(|error| Error::Internal(error.to_string()))?;
+    Ok(cluster_values::set(tx, key, &value).await?)
+}
+
+async fn unfenced_allocation(tx: &mut Tx, node: NodeId, object: &str) -> Result<Allocation, StoreError> {
+    let name = nodes::names(&mut *tx, &[node]).await?.remove(&node).unwrap_or_else(|| node.to_string());
+    Ok(Allocation {
+        kind: AddressType::Manual,
+        user: ObjectRef::new(ObjectType::Node, node),
+        comment: format!("the VM of {object} may still run on node {name}"),
+    })
+}
+
+/// Reserves the address of a deleted instance whose VM may still run on a node and on some other nodes, until all of them are back or
+/// the reservation is released by request.
 pub(crate) async fn reserve_unfenced_in(
     tx: &mut Tx,
     network: NetworkId,
     address: Ipv4Addr,
     instance: InstanceId,
-    node: NodeId,
+    (node, others): (NodeId, &[NodeId]),
 ) -> Result<(), TxError> {
-    let name = nodes::names(&mut *tx, &[node]).await?.remove(&node).unwrap_or_else(|| node.to_string());
-    let allocation = Allocation {
-        kind: AddressType::Manual,
-        user: ObjectRef::new(ObjectType::Node, node),
-        comment: format!("the VM of the deleted instance {instance} may still run on node {name}"),
-    };
+    let allocation = unfenced_allocation(tx, node, &format!("the deleted instance {instance}")).await?;
     let user = ObjectRef::new(ObjectType::Instance, instance);
     addresses::reallocate(tx, network, address, (AddressType::Instance, &user), &allocation).await?;
-    Ok(())
+    set_unfenced_in(tx, &unfenced_key(network, address), others).await
 }
 
-/// Releases the addresses that are reserved because VMs might run on a node. The node has stopped them, and may be deleted.
+/// Releases the addresses that are reserved because VMs might run on a node. The node has stopped them, and may be deleted. Those that a
+/// VM on another node might use stay reserved for that.
 pub(crate) async fn release_unfenced(app: &App, node: NodeId) -> Result<()> {
+    transaction!(app.store.unfenced(), |tx| {
+        for (key, value) in cluster_values::with_prefix(&mut *tx, UNFENCED).await? {
+            let mut others = parse_unfenced(&key, &value)?;
+            if others.contains(&node) {
+                others.retain(|other| *other != node);
+                set_unfenced_in(tx, &key, &others).await?;
+            }
+        }
+        Ok(())
+    })?;
     let user = ObjectRef::new(ObjectType::Node, node);
     for (network, address) in addresses::of_user(&*app.store, AddressType::Manual, &user).await? {
+        let (key, kind) = (unfenced_key(network, address), AddressType::Manual);
         let released = transaction!(app.store.unfenced(), |tx| {
             let Some(row) = networks::get(&mut *tx, network).await? else { return Ok(false) };
+            let others = cluster_values::get(&mut *tx, &key).await?;
+            let others = others.map(|value| parse_unfenced(&key, &value)).transpose()?.unwrap_or_default();
+            if let [next, rest @ ..] = others.as_slice() {
+                let allocation = unfenced_allocation(tx, *next, "a deleted instance").await?;
+                addresses::reallocate(tx, network, address, (kind, &user), &allocation).await?;
+                set_unfenced_in(tx, &key, rest).await?;
+                return Ok(false);
+            }
             let is_quarantined = quarantine(app).enabled;
-            let kind = AddressType::Manual;
             Ok(addresses::release(tx, row.pool(), address, kind, &user, is_quarantined).await?)
         })?;
         if released {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use muster_store::blobs::{self, BlobRow};
 use muster_store::nodes::{self, NodeRow};
-use muster_store::{blob_locations, transaction};
+use muster_store::{Read, StoreError, blob_locations, transaction};
 use muster_types::blob::{BlobState, CopyState};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{BlobId, NodeId};
@@ -27,6 +27,12 @@ use crate::peer::{FORWARDED, STALL_TIMEOUT, until_stalled};
 pub(crate) async fn live_nodes(app: &App) -> Result<Vec<NodeRow>> {
     let rows = nodes::list(&*app.store).await?;
     Ok(rows.into_iter().filter(|row| row.state == NodeState::Created).collect())
+}
+
+/// Returns the nodes that keep the copies of blobs that they have: they are up and not drained.
+pub(crate) async fn storing_nodes(db: impl Read) -> Result<Vec<NodeId>, StoreError> {
+    let rows = nodes::list(db).await?;
+    Ok(rows.iter().filter(|row| row.stores_copies()).map(|row| row.identity.id).collect())
 }
 
 /// Returns the nodes that are up and have a complete copy of a blob, the nearest first. Call it if no node of this daemon has a

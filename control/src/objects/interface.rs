@@ -158,13 +158,13 @@ pub async fn set_state_in(tx: &mut Tx, row: &InterfaceRow, to: InterfaceState) -
     Ok(interfaces::set_state(tx, row.id, row.state, to).await?)
 }
 
-/// Removes an interface as part of a transaction: quarantines its addresses and frees its MAC address. If a VM may still use
-/// its address on the node `unfenced`, that is reserved instead. Call `app.networks.notify_changed()` afterwards.
+/// Removes an interface as part of a transaction: quarantines its addresses and frees its MAC address. If VMs may still use
+/// its address on the nodes `unfenced`, it is reserved instead. Call `app.networks.notify_changed()` afterwards.
 pub async fn delete_in(
     app: &App,
     tx: &mut Tx,
     id: InterfaceId,
-    unfenced: Option<NodeId>,
+    unfenced: &[NodeId],
 ) -> Result<bool, TxError> {
     let Some(network) = interfaces::get(&mut *tx, id).await?.map(|row| row.network) else { return Ok(false) };
     // Locks the network before the interface, as everywhere, so that floating it concurrently has to wait.
@@ -179,8 +179,8 @@ pub async fn delete_in(
         let floats = floating_pool(&mut *tx).await?;
         addresses::release(tx, floats, floating, AddressType::Floating, &object(id), is_quarantined).await?;
     }
-    if let (Some(address), Some(node)) = (row.ipv4, unfenced) {
-        reserve_unfenced_in(tx, row.network, address, row.instance, node).await?;
+    if let (Some(address), [node, others @ ..]) = (row.ipv4, unfenced) {
+        reserve_unfenced_in(tx, row.network, address, row.instance, (*node, others)).await?;
     } else if let (Some(address), Some(network)) = (row.ipv4, networks::get(&mut *tx, row.network).await?) {
         let user = ObjectRef::new(ObjectType::Instance, row.instance);
         addresses::release(tx, network.pool(), address, AddressType::Instance, &user, is_quarantined).await?;

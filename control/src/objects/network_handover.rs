@@ -13,7 +13,7 @@ use crate::app::App;
 pub(crate) const LEAVE_LEASE: &str = "network node leave";
 /// The duration of this lease, in seconds.
 const LEAVE_SECONDS: f64 = 15.0;
-/// The maximum time to wait for the new owner: idle daemons read the leases every two seconds, first the owner, then its
+/// The maximum time to wait for the new owner: idle daemons read the leases every 2.5 seconds, first the owner, then its
 /// successor.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval of reads of the owner.

@@ -1,7 +1,7 @@
 //! Nodes: list, get, delete. `node_join.rs` registers them.
 
 use muster_types::event::{Event, EventType};
-use muster_types::ids::NodeId;
+use muster_types::ids::{BlobId, NodeId};
 use muster_types::node::{NodeRecord, NodeState};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::time::format_utc;
@@ -9,13 +9,13 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::{instance, network_handover};
+use crate::objects::{blob, blob_copy, instance, network_handover};
 use muster_store::attributes::ObjectAttributes;
 use muster_store::instances::InstanceRow;
 use muster_store::leases::{Lease, NETWORK_NODE_LEASE};
 use muster_store::nodes::NodeRow;
 use muster_store::{
-    StoreError, Tx, TxError, blob_locations, instance_replicas, instances, node_ledgers, node_networks,
+    Read, StoreError, Tx, TxError, blob_locations, instance_replicas, instances, node_ledgers, node_networks,
     nodes, transaction,
 };
 
@@ -25,6 +25,8 @@ pub const MAINTAINER_LEASE: &str = "maintainer";
 const VERSION: i64 = 1;
 /// The name of the feature that a node lacks whose shared storage cannot be used.
 const SHARED_STORAGE_LIMIT: &str = "shared-storage";
+/// The maximum number of blobs that a message lists.
+const MAX_LISTED_BLOBS: usize = 20;
 
 /// Marks a node that checked in as up, unless it was deleted.
 pub async fn revive(app: &App, id: NodeId) -> Result<()> {
@@ -86,6 +88,7 @@ pub async fn delete(app: &App, caller: &Caller, node: &str, dead: bool) -> Resul
     let id = row.identity.id;
     if row.state == NodeState::Created {
         require_deletable(&row, &instances::of_node(&*app.store, id).await?, dead)?;
+        require_other_copies(&row, dead, &only_copies(&*app.store, id).await?)?;
         network_handover::leave(app, &row).await?;
     }
     let from = transaction!(app.store.unfenced(), |tx| {
@@ -93,10 +96,15 @@ pub async fn delete(app: &App, caller: &Caller, node: &str, dead: bool) -> Resul
         app.store.membership.require_in(tx).await?;
         delete_in(tx, id, dead).await
     })?;
-    if let Some(from) = from {
+    if let Some((from, lost_blobs)) = from {
         let object = ObjectRef::new(ObjectType::Node, id);
         app.record(caller, Event::audit(object, "deletion request from REST API").with("dead", dead));
         record_state_change(app, id, from, NodeState::Deleted, "deleted by request");
+        for blob in lost_blobs {
+            let event = Event::new(EventType::Health, blob::object(blob), "lost the last verified copy");
+            let event = event.with("node", row.identity.name.clone());
+            app.events.record(event.with("reason", "the node was deleted as dead"));
+        }
     }
     // Repeated for a deleted node, in case that the last attempt failed. The maintainer repeats it, too.
     match instance::delete::release_deleted_node(app, &row).await {
@@ -109,9 +117,9 @@ pub async fn delete(app: &App, caller: &Caller, node: &str, dead: bool) -> Resul
     get(app, &id.to_string()).await
 }
 
-/// Deletes a node as part of a transaction, and the rows of its networks and copies of blobs. Returns its last state, or `None` if
-/// it was deleted before.
-async fn delete_in(tx: &mut Tx, id: NodeId, dead: bool) -> Result<Option<NodeState>, TxError> {
+/// Deletes a node as part of a transaction, and the rows of its networks and copies of blobs. Returns its last state and the
+/// blobs of which no other node has a verified copy, or `None` if it was deleted before.
+async fn delete_in(tx: &mut Tx, id: NodeId, dead: bool) -> Result<Option<(NodeState, Vec<BlobId>)>, TxError> {
     // Waits for allocations in progress, so that their instances are found. Later ones see that the node is deleted.
     node_ledgers::lock(tx, id).await?;
     let row = nodes::get(&mut *tx, &NameOrId::Id(id)).await?.ok_or_else(|| Error::not_found("node"))?;
@@ -119,6 +127,10 @@ async fn delete_in(tx: &mut Tx, id: NodeId, dead: bool) -> Result<Option<NodeSta
         return Ok(None);
     }
     require_deletable(&row, &instances::of_node(&mut *tx, id).await?, dead)?;
+    // Other nodes neither remove their copies nor are deleted meanwhile.
+    blob_locations::lock_blobs_of_node(tx, id).await?;
+    let only_copies = only_copies(&mut *tx, id).await?;
+    require_other_copies(&row, dead, &only_copies)?;
     if !nodes::set_state(tx, &row, NodeState::Deleted).await? {
         return Err(StoreError::Conflict("the node changed".into()).into());
     }
@@ -126,7 +138,41 @@ async fn delete_in(tx: &mut Tx, id: NodeId, dead: bool) -> Result<Option<NodeSta
     node_networks::remove_of_node(tx, id).await?;
     blob_locations::remove_of_node(tx, id).await?;
     instance_replicas::remove_of_node(tx, id).await?;
-    Ok(Some(row.state))
+    Ok(Some((row.state, only_copies)))
+}
+
+/// Returns the blobs of which a node has the only verified copy among the nodes that keep theirs.
+async fn only_copies(mut db: impl Read, node: NodeId) -> Result<Vec<BlobId>, StoreError> {
+    let others = blob_copy::storing_nodes(&mut db).await?;
+    let others: Vec<NodeId> = others.into_iter().filter(|id| *id != node).collect();
+    blob_locations::only_on(db, node, &others).await
+}
+
+/// Rejects the deletion of a node that could still copy its blobs, of which no other node has a verified copy.
+fn require_other_copies(row: &NodeRow, dead: bool, only_copies: &[BlobId]) -> Result<()> {
+    let (name, list) = (&row.identity.name, describe_blobs(only_copies));
+    let hint = match row.state {
+        _ if only_copies.is_empty() => return Ok(()),
+        NodeState::Created | NodeState::Stopping => {
+            format!("Copy them to other nodes with `muster node drain {name}`, and wait until it is complete")
+        }
+        NodeState::Stopped if !dead => format!(
+            "Start its daemon, and copy them to other nodes with `muster node drain {name}`. To lose them, delete it with \
+             `muster node delete {name} --dead` (`dead: true`)"
+        ),
+        NodeState::Stopped | NodeState::Missing | NodeState::Error | NodeState::Deleted => return Ok(()),
+    };
+    Err(Error::Conflict(format!("node {name} has the only verified copy of {list}. {hint}")))
+}
+
+/// Returns the number of blobs and the ids of the first ones, for a message.
+pub(crate) fn describe_blobs(blobs: &[BlobId]) -> String {
+    let mut ids: Vec<String> = blobs.iter().take(MAX_LISTED_BLOBS).map(ToString::to_string).collect();
+    if blobs.len() > MAX_LISTED_BLOBS {
+        ids.push("…".to_owned());
+    }
+    let noun = if blobs.len() == 1 { "blob" } else { "blobs" };
+    format!("{} {noun} ({})", blobs.len(), ids.join(", "))
 }
 
 /// Rejects the deletion of a node whose VMs may run, and says what to do.

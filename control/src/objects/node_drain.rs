@@ -4,7 +4,7 @@
 use muster_store::instances::{self, InstanceRow};
 use muster_store::nodes::{self, NodeRow};
 use muster_store::operations::{self, OperationRow};
-use muster_store::{Tx, TxError, instance_migrations, node_ledgers, transaction};
+use muster_store::{Tx, TxError, blob_locations, instance_migrations, node_ledgers, transaction};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
 use muster_types::instance::{InstanceState, PowerState};
@@ -23,7 +23,7 @@ use crate::objects::audit::with_caller;
 use crate::objects::instance::migrate::{self, MigrationPlan};
 use crate::objects::instance::migration_batch::{self, MigrationBatch, failure, is_temporary};
 use crate::objects::instance::placement;
-use crate::objects::node;
+use crate::objects::{blob_copy, node};
 use crate::queue::{DrainNode, NewOperation, Operation as _};
 
 /// The number of failed migrations after which an instance stays, or is powered off if that is allowed.
@@ -200,8 +200,29 @@ fn outcome(plan: &MigrationPlan) -> DrainOutcome {
     }
 }
 
-/// Starts migrations from a node that is drained. Returns [`Error::NotReady`] until it has no instances, or an error if the
-/// remaining ones cannot be migrated. Completes as well when the drain was cancelled.
+/// Rejects the end of a drain with [`Error::NotReady`] while the node has the only verified copies of blobs, which other nodes
+/// copy (`reconcile/blob_copies.rs`), or with another error if no other node can.
+async fn require_copies_elsewhere(app: &App, row: &NodeRow) -> Result<()> {
+    let id = row.identity.id;
+    let others = blob_copy::storing_nodes(&*app.store).await?;
+    let only_copies = blob_locations::only_on(&*app.store, id, &others).await?;
+    if only_copies.is_empty() {
+        return Ok(());
+    }
+    let list = node::describe_blobs(&only_copies);
+    let name = &row.identity.name;
+    if others.is_empty() {
+        return Err(Error::Conflict(format!(
+            "node {name} has the only verified copy of {list}, and no other node is up that could store them"
+        )));
+    }
+    // This daemon may have the node that copies them.
+    app.node_cache.clear();
+    Err(Error::NotReady(format!("other nodes copy {list}, of which node {name} has the only verified copy")))
+}
+
+/// Starts migrations from a node that is drained. Returns [`Error::NotReady`] until it has no instances and other nodes have copies
+/// of its blobs, or an error if the remaining ones cannot leave it. Completes as well when the drain was cancelled.
 pub(crate) async fn migrate_instances(app: &App, id: NodeId) -> Result<()> {
     let Some(node) = nodes::get(&*app.store, &NameOrId::Id(id)).await? else { return Ok(()) };
     let cordon = node.cordon.clone().filter(|cordon| cordon.reason == CordonReason::Drain);
@@ -228,6 +249,7 @@ pub(crate) async fn migrate_instances(app: &App, id: NodeId) -> Result<()> {
         }
     }
     batch.finish()?;
+    require_copies_elsewhere(app, &node).await?;
     app.events.record(Event::new(EventType::Status, object(id), "drained"));
     Ok(())
 }

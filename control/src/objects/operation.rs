@@ -30,7 +30,13 @@ pub async fn subject(app: &App, caller: &Caller, operation_type: &str, id: &str)
     Ok(ObjectRef::new(ObjectType::ClusterOperation, row.id))
 }
 
-async fn find_readable(app: &App, caller: &Caller, operation_type: &str, id: &str) -> Result<OperationRow> {
+/// Returns an operation that the caller may read.
+pub(crate) async fn find_readable(
+    app: &App,
+    caller: &Caller,
+    operation_type: &str,
+    id: &str,
+) -> Result<OperationRow> {
     let operation_type: OperationType =
         operation_type.parse().map_err(|_| Error::not_found("operation type"))?;
     let row = find(app, id).await?;
@@ -169,6 +175,11 @@ async fn records(app: &App, rows: Vec<OperationRow>) -> Result<Vec<OperationReco
     let mut metadata_of = metadata::of_objects(&*app.store, ObjectType::ClusterOperation, &ids).await?;
     let records = rows.into_iter().zip(ids);
     Ok(records.map(|(row, id)| record(row, metadata_of.remove(&id).unwrap_or_default())).collect())
+}
+
+/// Returns the record of a row, without its metadata.
+pub(crate) fn record_without_metadata(row: OperationRow) -> OperationRecord {
+    record(row, Map::new())
 }
 
 fn record(row: OperationRow, metadata: Map<String, Value>) -> OperationRecord {

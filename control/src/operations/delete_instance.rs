@@ -81,9 +81,9 @@ async fn delete_interfaces(app: &App, row: &OperationRow) -> Result<()> {
     }
     fence::require_expired(app, &instance)?;
     transaction!(app.store, |tx| {
-        let unfenced = fence::unfenced_node_in(app, tx, &instance).await?;
+        let unfenced = fence::unfenced_nodes_in(app, tx, &instance).await?;
         for interface in &interfaces {
-            interface::delete_in(app, tx, interface.id, unfenced).await?;
+            interface::delete_in(app, tx, interface.id, &unfenced).await?;
         }
         Ok(())
     })?;

@@ -64,7 +64,7 @@ async fn plug(app: &App, row: &OperationRow) -> Result<()> {
 /// Deletes the interface, and records the reason as an event of the instance.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     let Some((instance, interface)) = pending_interface(app, row).await? else { return Ok(()) };
-    transaction!(app.store, |tx| { delete_in(app, tx, interface.id, None).await })?;
+    transaction!(app.store, |tx| { delete_in(app, tx, interface.id, &[]).await })?;
     app.networks.notify_changed();
     app.events.record(
         Event::new(EventType::Mutate, object(instance.id), "failed to plug in interface")

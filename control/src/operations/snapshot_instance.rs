@@ -6,6 +6,7 @@ use muster_types::artifact::ArtifactState;
 use muster_types::blob::BlobState;
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
+use muster_types::ids::BlobId;
 use muster_types::instance::InstanceState;
 use muster_types::node::NodeApi;
 use muster_types::storage::Draft;
@@ -15,7 +16,7 @@ use muster_types::{Error, Result};
 use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::artifact::{self, lock_namespace};
-use crate::objects::blob::{self, BlobSource};
+use crate::objects::blob::{self, BlobSource, PreparedBlob};
 use crate::objects::instance::snapshot::NVRAM;
 use crate::objects::instance::{local_node, object, target_id};
 use crate::objects::version;
@@ -43,21 +44,18 @@ async fn copy(app: &App, row: &OperationRow) -> Result<()> {
     let instance =
         instance.ok_or_else(|| Error::Conflict("the instance was deleted before the snapshot".into()))?;
     let node = local_node(app, instance.node)?;
-    let mut pending = Vec::new();
-    for copy in copies(row)? {
-        // An attempt that was interrupted may have completed some of them.
-        if blobs::get(&*app.store, copy.blob).await?.is_none_or(|blob| blob.state != BlobState::Created) {
-            pending.push(copy);
-        }
-    }
-    if pending.is_empty() {
+    let copies = copies(row)?;
+    let ids: Vec<BlobId> = copies.iter().map(|copy| copy.blob).collect();
+    // An attempt that was interrupted has committed all of them or none.
+    let found = blobs::by_ids(&*app.store, &ids).await?;
+    if ids.iter().all(|id| found.get(id).is_some_and(|blob| blob.state == BlobState::Created)) {
         return Ok(());
     }
     // The storage reconciler must not remove these drafts.
     let node_id = node.identity().id;
-    let marks: Vec<_> = pending.iter().map(|copy| app.drafts_in_progress.begin(node_id, copy.blob)).collect();
-    let outcome = copy_all(app, row, node, &instance, &pending).await;
-    for copy in &pending {
+    let marks: Vec<_> = copies.iter().map(|copy| app.drafts_in_progress.begin(node_id, copy.blob)).collect();
+    let outcome = copy_all(app, row, node, &instance, &copies).await;
+    for copy in &copies {
         node.storage().remove_draft(Draft::Vm(copy.blob)).await?;
     }
     drop(marks);
@@ -95,50 +93,83 @@ async fn copy_all(
         other => other,
     })?;
     drop(lock);
+    let mut prepared = Vec::with_capacity(copies.len());
+    let stored = store_copies(app, node, instance, copies, &mut prepared).await;
+    let added = match stored {
+        Ok(()) => add_versions(app, instance, copies, &prepared).await,
+        Err(error) => Err(error),
+    };
+    match added {
+        Ok(indexes) => {
+            for ((copy, prepared), index) in copies.iter().zip(&prepared).zip(indexes) {
+                record_version(app, row, instance, copy, prepared, index).await;
+            }
+            Ok(())
+        }
+        Err(error) => {
+            for prepared in &prepared {
+                blob::discard(app, prepared).await;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Stores the copies as blobs that are not committed.
+async fn store_copies<'a>(
+    app: &'a App,
+    node: &Arc<dyn NodeApi>,
+    instance: &InstanceRow,
+    copies: &[DiskCopy],
+    prepared: &mut Vec<PreparedBlob<'a>>,
+) -> Result<()> {
     for copy in copies {
-        add_version(app, row, node, instance, copy).await?;
+        let draft = Draft::Vm(copy.blob);
+        let (namespace, is_image) = (instance.namespace.clone(), copy.device != NVRAM);
+        let source = BlobSource { draft, namespace, is_image, modified: None };
+        prepared.push(blob::prepare_as(app, node, &source, copy.blob).await?);
     }
     Ok(())
 }
 
-/// Stores a copy as a blob and adds it to its artifact as a version.
-async fn add_version(
+/// Commits all copies and adds them to their artifacts as versions, or none: they are of one moment. Returns their indexes.
+async fn add_versions(
+    app: &App,
+    instance: &InstanceRow,
+    copies: &[DiskCopy],
+    prepared: &[PreparedBlob<'_>],
+) -> Result<Vec<Option<i64>>> {
+    transaction!(app.store, |tx| {
+        lock_namespace(tx, &instance.namespace).await?;
+        let mut indexes = Vec::with_capacity(copies.len());
+        for (copy, prepared) in copies.iter().zip(prepared) {
+            blob::commit_with_id_in(tx, prepared, copy.base).await?;
+            let artifact = artifacts::get(&mut *tx, copy.artifact).await?;
+            let artifact = artifact.ok_or_else(|| Error::not_found("artifact"))?;
+            indexes.push(version::add_in(app, tx, &artifact, copy.blob).await?);
+        }
+        Ok(indexes)
+    })
+}
+
+async fn record_version(
     app: &App,
     row: &OperationRow,
-    node: &Arc<dyn NodeApi>,
     instance: &InstanceRow,
     copy: &DiskCopy,
-) -> Result<()> {
-    let draft = Draft::Vm(copy.blob);
-    let (namespace, is_image) = (instance.namespace.clone(), copy.device != NVRAM);
-    let source = BlobSource { draft, namespace, is_image, modified: None };
-    let prepared = blob::prepare_as(app, node, &source, copy.blob).await?;
-    let outcome = transaction!(app.store, |tx| {
-        lock_namespace(tx, &instance.namespace).await?;
-        blob::commit_with_id_in(tx, &prepared, copy.base).await?;
-        let artifact = artifacts::get(&mut *tx, copy.artifact).await?;
-        let artifact = artifact.ok_or_else(|| Error::not_found("artifact"))?;
-        version::add_in(app, tx, &artifact, copy.blob).await
-    });
-    match outcome {
-        Ok(index) => {
-            blob::finish_commit(app, &prepared, copy.blob).await;
-            if let Some(index) = index {
-                app.events.record(version::added_event(copy.artifact, index, copy.blob));
-            }
-            let mut event = Event::new(EventType::Status, object(instance.id), EventMessage::DiskCopied)
-                .with("device", copy.device.clone())
-                .with("blob_uuid", copy.blob.to_string())
-                .with("artifact_uuid", copy.artifact.to_string());
-            event.request_id.clone_from(&row.request_id);
-            app.events.record(event);
-            Ok(())
-        }
-        Err(error) => {
-            blob::discard(app, &prepared).await;
-            Err(error)
-        }
+    prepared: &PreparedBlob<'_>,
+    index: Option<i64>,
+) {
+    blob::finish_commit(app, prepared, copy.blob).await;
+    if let Some(index) = index {
+        app.events.record(version::added_event(copy.artifact, index, copy.blob));
     }
+    let mut event = Event::new(EventType::Status, object(instance.id), EventMessage::DiskCopied)
+        .with("device", copy.device.clone())
+        .with("blob_uuid", copy.blob.to_string())
+        .with("artifact_uuid", copy.artifact.to_string());
+    event.request_id.clone_from(&row.request_id);
+    app.events.record(event);
 }
 
 /// Records the reason in the artifacts, and puts those without a version in error.

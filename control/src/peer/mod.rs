@@ -39,10 +39,14 @@ use certificate::NodeCertificate;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a measured round-trip time is used.
 const ROUND_TRIP_TTL: Duration = Duration::from_secs(60);
-/// The maximum time that a peer which is alive may work on a request before it responds.
+/// The maximum time that a peer which is alive may work on a request of this daemon before it responds.
 const WORK_TIMEOUT: Duration = Duration::from_secs(600);
 /// The header that marks a request of a peer, which is not forwarded again.
 pub const FORWARDED: &str = "x-muster-handed-on";
+/// The header with the Unix time at which the caller of a request gives up.
+pub const DEADLINE: &str = "x-muster-deadline";
+/// The header with the id of a forwarded request, also in the probes that extend its deadline.
+pub const FORWARD_ID: &str = "x-muster-forward-id";
 /// The maximum time between two parts of a response.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -72,6 +76,14 @@ pub struct Peers {
     round_trips: Mutex<HashMap<NodeId, RoundTrip>>,
     /// Created on first use, because a cluster with one daemon does not need it.
     identity: OnceCell<PeerIdentity>,
+}
+
+/// A request that a peer works on for a caller of this daemon.
+#[derive(Debug)]
+struct ForwardedRequest {
+    id: String,
+    /// The deadline of the caller.
+    expires: Option<f64>,
 }
 
 /// How long a peer takes to respond to a probe.
@@ -206,6 +218,39 @@ impl Peers {
         node: &NodeRow,
         request: reqwest::RequestBuilder,
     ) -> Result<reqwest::Response, PeerError> {
+        self.send_with(node, request, None).await
+    }
+
+    /// Forwards a request, which the peer may work on for as long as this is polled: while the peer is alive, its deadline is
+    /// extended, at most until `expires`, the deadline of the caller.
+    pub async fn forward(
+        &self,
+        node: &NodeRow,
+        request: reqwest::RequestBuilder,
+        expires: Option<f64>,
+    ) -> Result<reqwest::Response, PeerError> {
+        let forwarded = ForwardedRequest { id: uuid::Uuid::new_v4().to_string(), expires };
+        let request = self.with_deadline(request, &forwarded);
+        self.send_with(node, request, Some(&forwarded)).await
+    }
+
+    /// Adds the time until which the peer may work without another probe.
+    fn with_deadline(
+        &self,
+        request: reqwest::RequestBuilder,
+        forwarded: &ForwardedRequest,
+    ) -> reqwest::RequestBuilder {
+        let gives_up = now() + self.response_timeout.as_secs_f64();
+        let gives_up = forwarded.expires.map_or(gives_up, |expires| expires.min(gives_up));
+        request.header(DEADLINE, gives_up.to_string()).header(FORWARD_ID, &forwarded.id)
+    }
+
+    async fn send_with(
+        &self,
+        node: &NodeRow,
+        request: reqwest::RequestBuilder,
+        forwarded: Option<&ForwardedRequest>,
+    ) -> Result<reqwest::Response, PeerError> {
         let mut response = pin!(request.send());
         let probe_time = CONNECT_TIMEOUT.min(self.response_timeout / 2);
         let started = Instant::now();
@@ -214,10 +259,11 @@ impl Peers {
             if let Ok(received) = waited {
                 return received.map_err(PeerError::Failed);
             }
-            let probe = pin!(self.probe(node, probe_time));
+            let probe = pin!(self.probe_with(node, probe_time, forwarded));
+            let may_wait = forwarded.is_some() || started.elapsed() < WORK_TIMEOUT;
             match select(&mut response, probe).await {
                 Either::Left((received, _)) => return received.map_err(PeerError::Failed),
-                Either::Right((Ok(()), _)) if started.elapsed() < WORK_TIMEOUT => {}
+                Either::Right((Ok(()), _)) if may_wait => {}
                 Either::Right(_) => return Err(PeerError::TimedOut),
             }
         }
@@ -225,7 +271,19 @@ impl Peers {
 
     /// Checks that the daemon of `node` responds within the timeout.
     pub async fn probe(&self, node: &NodeRow, timeout: Duration) -> Result<(), PeerError> {
-        let request = self.request(node, Method::GET, "/livez").await?;
+        self.probe_with(node, timeout, None).await
+    }
+
+    async fn probe_with(
+        &self,
+        node: &NodeRow,
+        timeout: Duration,
+        forwarded: Option<&ForwardedRequest>,
+    ) -> Result<(), PeerError> {
+        let mut request = self.request(node, Method::GET, "/livez").await?;
+        if let Some(forwarded) = forwarded {
+            request = self.with_deadline(request, forwarded);
+        }
         let started = Instant::now();
         let probed = tokio::time::timeout(timeout, request.send()).await;
         let probed = probed.map_err(|_| PeerError::TimedOut).and_then(|sent| sent.map_err(PeerError::Failed));

@@ -17,7 +17,7 @@ use muster_types::time::now;
 use crate::app::App;
 use crate::objects::agent_operation::input_blob;
 use crate::objects::blob;
-use crate::objects::blob_copy::{copy, live_nodes};
+use crate::objects::blob_copy::{copy, storing_nodes};
 use muster_store::instances::{self, InstanceRow};
 use muster_store::nodes::{self, NodeRow};
 use muster_store::{StoreError, Tx, agent_operations, blob_locations, blobs, transaction};
@@ -29,9 +29,10 @@ const MAX_TRIMS: usize = 10;
 /// The age in seconds up to which a copy is not removed: it may have been made for something that has not used it yet.
 const MIN_TRIM_AGE: f64 = 600.0;
 
-/// Returns the number of copies that a blob should have: `BLOB_REPLICATION_FACTOR`, but at most one for each live node.
+/// Returns the number of copies that a blob should have: `BLOB_REPLICATION_FACTOR`, but at most one for each live node that is not
+/// drained.
 pub(super) async fn target_copies(app: &App) -> Result<usize> {
-    Ok(target_copies_on(app, live_nodes(app).await?.len()))
+    Ok(target_copies_on(app, storing_nodes(&*app.store).await?.len()))
 }
 
 fn target_copies_on(app: &App, nodes: usize) -> usize {
@@ -54,18 +55,23 @@ pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>, max_age: Duration) -
         .collect();
     let live: Vec<NodeRow> =
         all_nodes.iter().filter(|row| row.state == NodeState::Created).cloned().collect();
-    let target = target_copies_on(app, live.len());
-    if target < 2 && live.len() < 2 {
+    if live.len() < 2 {
         return Ok(());
     }
+    // The copies of drained nodes are read, but do not count.
+    let drained: Vec<NodeId> =
+        all_nodes.iter().filter(|row| row.is_drained()).map(|row| row.identity.id).collect();
+    let storing: Vec<NodeId> =
+        live.iter().filter(|row| row.stores_copies()).map(|row| row.identity.id).collect();
+    let target = target_copies_on(app, storing.len());
     let min_copies = i64::try_from(target).expect("a cluster has few nodes");
-    for id in blob_locations::under_replicated(&*app.store, min_copies, BATCH).await? {
+    for id in blob_locations::under_replicated(&*app.store, &drained, min_copies, BATCH).await? {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
         let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
         let complete: Vec<NodeId> = complete.filter(|node| !lost.contains(node)).collect();
-        let missing = target.saturating_sub(complete.len());
+        let missing = target.saturating_sub(complete.iter().filter(|node| !drained.contains(node)).count());
         let mut candidates: Vec<NodeId> =
-            live.iter().map(|row| row.identity.id).filter(|id| !complete.contains(id)).collect();
+            storing.iter().copied().filter(|id| !complete.contains(id)).collect();
         candidates.sort_by_cached_key(|node| rank(id, *node));
         if complete.is_empty() || !candidates.iter().take(missing).any(|id| *id == node.identity().id) {
             continue;
@@ -123,15 +129,14 @@ pub(super) async fn trim(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of other nodes that are up and reach their peers, and whose copy of a blob was verified lately.
+/// Returns the number of other nodes that are up, reach their peers and are not drained, and whose copy of a blob was verified
+/// lately.
 async fn verified_elsewhere(app: &App, tx: &mut Tx, node: NodeId, id: BlobId) -> Result<usize, StoreError> {
     #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
     let max_age = 2.0 * app.settings.checksum_verification_frequency as f64;
     let nodes = nodes::list(&mut *tx).await?;
     let is_up = |id: NodeId| {
-        nodes.iter().any(|row| {
-            row.identity.id == id && row.state == NodeState::Created && row.report.degraded.is_none()
-        })
+        nodes.iter().any(|row| row.identity.id == id && row.stores_copies() && row.report.degraded.is_none())
     };
     let copies = blob_locations::of_blob(&mut *tx, id).await?;
     let verified = copies.iter().filter(|copy| copy.node != node && copy.state == CopyState::Complete);

@@ -13,7 +13,7 @@ use crate::app::App;
 /// noticed.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval while nothing changes.
-const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(2);
+const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(2500);
 /// The interval while no other daemon has a node.
 const SOLE_POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// The time for which the cluster counts as busy after a change.
@@ -33,13 +33,15 @@ pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
         app.metrics.passed("changes", read_at, outcome.is_ok());
         match outcome {
             Ok(summary) => {
+                app.lease_observations.observe(&summary.leases, Instant::now());
                 app.health.database_responded();
                 if summary.next_operation.is_some_and(|due| due <= time) {
                     app.queue.wake();
                 }
                 let before = app.cluster_changes.latest();
                 let differs = before.as_ref().is_some_and(|before| topology(before) != topology(&summary));
-                if before.as_ref().is_some_and(|before| before.nodes != summary.nodes) {
+                let nodes = |summary: &ChangeSummary| (summary.nodes, summary.cordoned_nodes);
+                if before.as_ref().is_some_and(|before| nodes(before) != nodes(&summary)) {
                     app.node_cache.clear();
                 }
                 if before.is_some_and(|before| is_busy(&before, &summary)) {

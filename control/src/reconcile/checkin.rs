@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use muster_types::event::{Event, EventType};
 use muster_types::node::{HostFeature, NodeReport, NodeState, RouterGate};
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::time::BootTime;
 use muster_types::{Error, Result};
 
 use super::changes::MAX_SUMMARY_AGE;
@@ -93,7 +94,8 @@ pub async fn run(app: Arc<App>) {
 
 /// Checks in by one statement if all nodes are up, and measures the clock skew by the summary of changes.
 async fn check_in_again(app: &App, interval: Duration) -> Result<()> {
-    let began = Instant::now();
+    // Before the check-in is sent, also if the host is suspended meanwhile.
+    let began = BootTime::now();
     let membership = &app.store.membership;
     membership.require()?;
     let members = membership.members();
@@ -111,7 +113,8 @@ async fn check_in_again(app: &App, interval: Duration) -> Result<()> {
 
 /// Checks in for every node of this daemon, records which of them lost their membership, and measures the clock skew.
 pub async fn check_in(app: &App) -> Result<()> {
-    let began = Instant::now();
+    // Before the check-in is sent, also if the host is suspended meanwhile.
+    let began = BootTime::now();
     let membership = &app.store.membership;
     membership.require()?;
     let members = membership.members();

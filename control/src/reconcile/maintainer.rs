@@ -4,12 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_store::{cluster_values, leases, transaction};
+use muster_store::leases::{self, Lease};
+use muster_store::{cluster_values, transaction};
 use muster_types::Result;
 use muster_types::time::now;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::changes::MAX_SUMMARY_AGE;
 use super::task::{Run, RunsOn, Task, TaskFuture, measured};
 use crate::app::App;
 use crate::objects::node::MAINTAINER_LEASE;
@@ -74,7 +76,8 @@ async fn renew_lease(app: Arc<App>, elected: watch::Sender<bool>) {
     let mut renewed: Option<Instant> = None;
     loop {
         match acquire_lease(&app, lease, renewed.is_some()).await {
-            // Counted from before the request, so that another daemon acquires the lease only after this one stops.
+            // Counted from before the request, so that another daemon, which counts from when it has seen the renewal, acquires the
+            // lease only after this one stops.
             Ok(requested) => renewed = requested,
             Err(error) => tracing::warn!(%error, "failed to renew the maintainer lease"),
         }
@@ -102,30 +105,32 @@ async fn acquire_lease(app: &App, lease: Duration, is_owned: bool) -> Result<Opt
         app.leases.forget(MAINTAINER_LEASE, &app.lease_owner);
         return Ok(None);
     }
-    // Neither a transaction nor a read while another daemon is the maintainer.
-    if !is_owned && is_owned_by_other(app, lease) {
-        return Ok(None);
-    }
-    if !is_owned
-        && let Some(remaining) = leases::remaining(&app.store, MAINTAINER_LEASE, &app.lease_owner).await?
-    {
-        // Waits for an expiry that is near, to take over as soon as possible.
-        if remaining > lease.as_secs_f64() / 3.0 {
+    let mut unrenewed = None;
+    if !is_owned && let Some(other) = lease_of_other(app).await? {
+        // No transaction while another daemon is the maintainer.
+        unrenewed = app.lease_observations.unrenewed(&other, lease);
+        if unrenewed.is_none() {
             return Ok(None);
         }
-        tokio::time::sleep(Duration::from_secs_f64(remaining.max(0.0))).await;
     }
     // Half of the interval of renewals.
-    let max_age = lease / 6;
-    app.leases.acquire(&app.store, MAINTAINER_LEASE, &app.lease_owner, lease.as_secs_f64(), max_age).await
+    let (seconds, max_age) = (lease.as_secs_f64(), lease / 6);
+    app.leases.acquire(&app.store, MAINTAINER_LEASE, &app.lease_owner, seconds, max_age, unrenewed).await
 }
 
-/// Returns whether another daemon owned the lease recently, and will for a third of its length.
-fn is_owned_by_other(app: &App, lease: Duration) -> bool {
-    let Some(summary) = app.cluster_changes.recent(lease) else { return false };
-    let owned = summary.lease(MAINTAINER_LEASE);
-    let ends_after = app.store.membership.database_time() + lease.as_secs_f64() / 3.0;
-    owned.is_some_and(|owned| owned.owner != app.lease_owner.id && owned.expires > ends_after)
+/// Returns the lease if another daemon owns it, also if it has expired by the clock of the database. This costs no statement unless
+/// the summary of changes is late.
+async fn lease_of_other(app: &App) -> Result<Option<Lease>> {
+    let leases = match app.cluster_changes.recent(MAX_SUMMARY_AGE) {
+        Some(summary) => summary.leases.clone(),
+        None => {
+            let leases = leases::all(&app.store).await?;
+            app.lease_observations.observe(&leases, Instant::now());
+            leases
+        }
+    };
+    let is_other = |lease: &Lease| lease.name == MAINTAINER_LEASE && lease.owner != app.lease_owner.id;
+    Ok(leases.into_iter().find(is_other))
 }
 
 /// Runs a long task, and cancels it when another daemon is elected.

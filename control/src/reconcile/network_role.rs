@@ -15,7 +15,6 @@ use muster_types::ids::NodeId;
 use muster_types::node::{NodeApi, NodeState, RouterGate};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::settings::Settings;
-use muster_types::time::now;
 use muster_types::{Error, Result};
 use tokio::sync::watch;
 
@@ -32,12 +31,12 @@ const HANDOVER_SECONDS: f64 = 5.0;
 /// The cluster value with the name of the last active network node.
 const LAST_OWNER: &str = "NETWORK_NODE_LAST_OWNER";
 /// The maximum time that an owner waits for a successor before it releases its lease. An idle standby reads the leases every
-/// two seconds.
+/// 2.5 seconds.
 pub(super) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(4);
 /// The interval of reads of the database during a handover.
 const HANDOVER_POLL: Duration = Duration::from_millis(25);
-/// The duration of the lease of the only candidate, in seconds.
-const SOLE_LEASE: f64 = 10.0 * 365.0 * 86400.0;
+/// The duration of the lease of the only candidate, in seconds: to any clock of the database, it does not expire.
+const SOLE_LEASE: f64 = 7900.0 * 365.0 * 86400.0;
 /// The maximum interval at which candidates check whether the lease is vacant.
 const MAX_POLL: Duration = Duration::from_secs(1);
 /// The delay with which a summary of changes may arrive.
@@ -107,10 +106,29 @@ impl LeaseTimes {
 struct RoleView {
     /// In order of preference.
     candidates: Vec<NetworkCandidate>,
+    /// The leases that have not expired.
     leases: Vec<Lease>,
+    /// The version of the lease of the active network node, if its owner has not renewed it for its whole duration.
+    unrenewed: Option<i64>,
 }
 
 impl RoleView {
+    /// The lease of the active network node expires by the clock of this daemon, the others by that of the database.
+    fn new(app: &App, times: LeaseTimes, candidates: Vec<NetworkCandidate>, mut leases: Vec<Lease>) -> Self {
+        let time = app.store.membership.database_time();
+        let mut unrenewed = None;
+        leases.retain(|lease| {
+            if lease.name != NETWORK_NODE_LEASE {
+                return lease.expires > time;
+            }
+            if !lease.is_unlimited(time) {
+                unrenewed = app.lease_observations.unrenewed(lease, times.length);
+            }
+            unrenewed.is_none()
+        });
+        Self { candidates, leases, unrenewed }
+    }
+
     fn lease(&self, name: &str) -> Option<&Lease> {
         self.leases.iter().find(|lease| lease.name == name)
     }
@@ -211,13 +229,14 @@ impl Competitor {
         let candidates =
             sort_candidates(app.settings.network_node_ip, rows.iter().filter_map(network_candidate));
         let leases = match summary.filter(|_| !self.is_handover) {
-            Some(summary) => {
-                let time = app.store.membership.database_time();
-                summary.leases.iter().filter(|lease| lease.expires > time).cloned().collect()
+            Some(summary) => summary.leases.clone(),
+            None => {
+                let leases = leases::all(&app.store).await?;
+                app.lease_observations.observe(&leases, Instant::now());
+                leases
             }
-            None => leases::list(&app.store).await?,
         };
-        Ok(RoleView { candidates, leases })
+        Ok(RoleView::new(app, times, candidates, leases))
     }
 
     async fn compete(&mut self, app: &App, times: LeaseTimes) -> Result<Duration> {
@@ -244,7 +263,7 @@ impl Competitor {
             self.hand_over(app).await?;
             return Ok(times.poll);
         }
-        self.acquire(app, times, is_sole).await
+        self.acquire(app, times, is_sole, view.unrenewed).await
     }
 
     /// Returns whether this node should try to acquire the lease. If another node owns it, closes the gate.
@@ -281,14 +300,21 @@ impl Competitor {
         view.lease(LEAVE_LEASE).is_some_and(|lease| lease.owner == self.owner.id)
     }
 
-    /// Acquires or renews the lease and opens the gate.
-    async fn acquire(&mut self, app: &App, times: LeaseTimes, is_sole: bool) -> Result<Duration> {
+    /// Acquires or renews the lease and opens the gate. The version `unrenewed` of the lease may be taken over.
+    async fn acquire(
+        &mut self,
+        app: &App,
+        times: LeaseTimes,
+        is_sole: bool,
+        unrenewed: Option<i64>,
+    ) -> Result<Duration> {
         let started = Instant::now();
         if !is_sole && self.owned == Some(Ownership::Sole) {
             // The gate must be about to close by itself before the lease can expire.
             self.node.set_router_gate(times.gate_from(started)).await?;
         }
-        let Some(renewed_at) = within(times, self.acquire_lease(app, times, is_sole)).await? else {
+        let Some(renewed_at) = within(times, self.acquire_lease(app, times, is_sole, unrenewed)).await?
+        else {
             if self.owned.is_some() {
                 self.lose(app, "another node acquired the lease").await;
             }
@@ -332,14 +358,22 @@ impl Competitor {
     }
 
     /// Acquires or renews the lease. Returns the time from which its duration counts, or `None` if another node owns it.
-    async fn acquire_lease(&self, app: &App, times: LeaseTimes, is_sole: bool) -> Result<Option<Instant>> {
+    async fn acquire_lease(
+        &self,
+        app: &App,
+        times: LeaseTimes,
+        is_sole: bool,
+        unrenewed: Option<i64>,
+    ) -> Result<Option<Instant>> {
+        let (store, owner) = (&app.store, &self.owner);
         if is_sole {
-            app.leases.forget(NETWORK_NODE_LEASE, &self.owner);
-            let acquired = leases::acquire(&app.store, NETWORK_NODE_LEASE, &self.owner, SOLE_LEASE).await?;
+            app.leases.forget(NETWORK_NODE_LEASE, owner);
+            let acquired =
+                leases::acquire_unrenewed(store, NETWORK_NODE_LEASE, owner, SOLE_LEASE, unrenewed).await?;
             return Ok(acquired.then(Instant::now));
         }
         let (seconds, max_age) = (times.length.as_secs_f64(), times.length / 8);
-        app.leases.acquire(&app.store, NETWORK_NODE_LEASE, &self.owner, seconds, max_age).await
+        app.leases.acquire(store, NETWORK_NODE_LEASE, owner, seconds, max_age, unrenewed).await
     }
 
     /// Releases the lease and closes the gate of a node that is not a candidate.
@@ -362,7 +396,7 @@ impl Competitor {
         app.node_cache.clear();
         if within(times, self.read(app, times)).await?.has_other_able(self.id()) {
             // The gate must stay open until the successor is ready.
-            self.acquire(app, times, false).await?;
+            self.acquire(app, times, false, None).await?;
             let Some(Ownership::Until(close_at)) = self.owned else { return Ok(()) };
             leases::acquire(&app.store, HANDOVER_LEASE, &self.owner, HANDOVER_SECONDS).await?;
             let deadline = close_at.min(Instant::now() + HANDOVER_TIMEOUT);
@@ -454,8 +488,8 @@ fn has_correct_clock(app: &App) -> bool {
 /// check-in is rejected, so the owner must have been silent for as long as an expiring lease would have lasted.
 async fn release_lease_of_deleted_node(app: &App, times: LeaseTimes, lease: &Lease) -> Result<()> {
     let length = times.length.as_secs_f64();
-    let expires_soon = lease.expires - now() < 10.0 * length;
-    let Some(id) = lease.owner.parse::<NodeId>().ok().filter(|_| !expires_soon) else { return Ok(()) };
+    let is_unlimited = lease.is_unlimited(app.store.membership.database_time());
+    let Some(id) = lease.owner.parse::<NodeId>().ok().filter(|_| is_unlimited) else { return Ok(()) };
     let silent = nodes::silent(&*app.store, &[NodeState::Deleted], length).await?;
     let is_gone = nodes::state(&*app.store, id).await?.is_none();
     if is_gone || silent.iter().any(|(row, _)| row.identity.id == id) {

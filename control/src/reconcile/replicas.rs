@@ -104,9 +104,8 @@ async fn reconcile(app: &Arc<App>, state: &mut ReplicaReconcileState) -> Result<
     if own.is_empty() {
         return Ok(IDLE_INTERVAL);
     }
-    let mut instances = instance_replicas::replicated(&*app.store, &own).await?;
+    let (mut instances, replicas) = instance_replicas::of_nodes(&*app.store, &own).await?;
     instances.retain(|row| row.spec.replicas > 0);
-    let replicas = instance_replicas::of_nodes(&*app.store, &own).await?;
     state.retries.retain(|id, _| instances.iter().any(|row| row.id == *id));
     state.unplaced.retain(|id, _| instances.iter().any(|row| row.id == *id));
     state.measured.retain(|id, _| instances.iter().any(|row| row.id == *id));

@@ -28,7 +28,7 @@ use muster_store::uploads::UploadRow;
 use muster_store::{blob_locations, blobs, operations, transaction, uploads};
 
 /// The interval between passes over the nodes while no blob changes.
-pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(20);
+pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(60);
 /// The shortest interval between passes.
 const MIN_RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
 /// The maximum number of complete copies of a node that are verified in one pass.

@@ -81,16 +81,24 @@ pub(super) async fn measured<T>(app: &App, task: &Task, pass: impl Future<Output
     outcome
 }
 
-/// Runs a pass after each interval until `stop` is set.
+/// Runs a pass after each interval until `stop` is set. Tasks with the same interval run at the same time, so that their events are
+/// written in one transaction.
 async fn repeat(
     task: Task,
     pass: for<'a> fn(&'a App) -> TaskFuture<'a, Result<bool>>,
     app: Arc<App>,
     mut stop: watch::Receiver<bool>,
 ) {
+    let mut next = Instant::now();
     while !*stop.borrow() {
+        let interval = (task.interval)(&app.settings);
+        next += interval;
+        if next < Instant::now() {
+            // The last pass took longer than the interval.
+            next = Instant::now() + interval;
+        }
         tokio::select! {
-            () = tokio::time::sleep((task.interval)(&app.settings)) => {}
+            () = tokio::time::sleep_until(next.into()) => {}
             _ = stop.changed() => return,
         }
         if let Err(error) = measured(&app, &task, pass(&app)).await {

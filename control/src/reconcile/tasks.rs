@@ -316,7 +316,7 @@ const MAX_CLEANER_INTERVAL: Duration = Duration::from_secs(300);
 /// How often the maintainer checks whether all nodes support a migration that is held back.
 const MIGRATION_INTERVAL: Duration = Duration::from_secs(5);
 /// The maximum interval of the tasks that repair objects.
-const MAX_REPAIR_INTERVAL: Duration = Duration::from_secs(60);
+const MAX_REPAIR_INTERVAL: Duration = Duration::from_secs(120);
 
 /// Returns a tenth of `IP_DELETION_HALO_DURATION`, between one second and one minute.
 fn quarantine_interval(settings: &Settings) -> Duration {

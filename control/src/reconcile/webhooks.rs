@@ -71,7 +71,12 @@ pub async fn run(app: &App) -> Result<()> {
 async fn queue_events(app: &App, enabled: &[WebhookRow]) -> Result<()> {
     let mut current = app.webhook_events.lock().await;
     let stored = cluster_values::get(&*app.store, POSITION).await?;
-    let stored = stored.and_then(|text| text.parse::<f64>().ok()).unwrap_or_default();
+    let stored = match stored {
+        None => 0.0,
+        Some(text) => text.parse::<f64>().map_err(|_| {
+            Error::Internal(format!("table cluster_values, value of {POSITION:?}: {text:?} is not a time"))
+        })?,
+    };
     // Of a webhook that was enabled just now, only later events are sent.
     let start = enabled.iter().filter_map(|row| row.enabled_since).fold(f64::INFINITY, f64::min).max(stored);
     // Taken, so that after an error, or if this is cancelled, events are read again.

@@ -56,10 +56,10 @@ impl ClusterChanges {
         while latest.changed().await.is_ok() && !has_lease(&latest.borrow_and_update()) {}
     }
 
-    /// Waits until blobs or copies were added or removed.
+    /// Waits until blobs or copies were added or removed, or copies must move because a node is drained.
     pub(crate) async fn wait_blobs_changed(&self) {
         let blobs = |latest: &Option<(Instant, Arc<ChangeSummary>)>| {
-            latest.as_ref().map(|(_, summary)| summary.blobs)
+            latest.as_ref().map(|(_, summary)| (summary.blobs, summary.cordoned_nodes))
         };
         let mut latest = self.latest.subscribe();
         let before = blobs(&latest.borrow());

@@ -6,6 +6,7 @@ mod blobs_in_progress;
 mod cluster_changes;
 mod event_follower;
 mod event_streams;
+mod lease_observations;
 mod network_notifier;
 mod node_cache;
 mod node_silences;
@@ -23,6 +24,7 @@ pub(crate) use event_follower::{EventFollower, MAX_COMMIT_DELAY, PAGE as EVENT_P
 pub use event_streams::{
     EventStreams, EventSubscription, MessageFilter, StreamItem, StreamKey, StreamMessage,
 };
+pub use lease_observations::LeaseObservations;
 pub use network_notifier::NetworkNotifier;
 pub use node_cache::NodeCache;
 pub use node_silences::NodeSilences;

@@ -35,7 +35,8 @@ impl OwnedLease {
 
 impl OwnedLeases {
     /// Acquires a lease for `seconds`, or renews it with the other ones of this daemon, unless one of those was renewed with it
-    /// during the last `max_age`. Returns the time from which the seconds count, or `None` if another process owns the lease.
+    /// during the last `max_age`. A lease of another owner is taken over if it still has the version `unrenewed`. Returns the time
+    /// from which the seconds count, or `None` if another process owns the lease.
     pub(crate) async fn acquire(
         &self,
         store: &Store,
@@ -43,6 +44,7 @@ impl OwnedLeases {
         owner: &LeaseOwner,
         seconds: f64,
         max_age: Duration,
+        unrenewed: Option<i64>,
     ) -> Result<Option<Instant>> {
         let sent_at = Instant::now();
         let renewals: Vec<Renewal> = {
@@ -70,7 +72,7 @@ impl OwnedLeases {
         // This daemon does not own one of them, or the statement failed.
         self.forget(name, owner);
         let sent_at = Instant::now();
-        if !leases::acquire(store, name, owner, seconds).await? {
+        if !leases::acquire_unrenewed(store, name, owner, seconds, unrenewed).await? {
             return Ok(None);
         }
         let renewal = Renewal { name, owner: owner.id.clone(), seconds };
@@ -128,7 +130,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (store, leases, owner) = (store(&directory).await, OwnedLeases::default(), LeaseOwner::new("n1"));
         let acquire = async |name, seconds, max_age| {
-            leases.acquire(&store, name, &owner, seconds, max_age).await.unwrap().unwrap()
+            leases.acquire(&store, name, &owner, seconds, max_age, None).await.unwrap().unwrap()
         };
         let (now, recent) = (Duration::ZERO, Duration::from_secs(30));
         let acquired = [acquire("one", 60.0, now).await, acquire("two", 60.0, now).await];
@@ -145,7 +147,7 @@ mod tests {
         leases.release(&store, "two", &owner).await.unwrap();
         assert!(leases::acquire(&store, "two", &other, 60.0).await.unwrap());
         acquire("one", 60.0, now).await;
-        let lost = leases.acquire(&store, "two", &owner, 60.0, recent).await.unwrap();
+        let lost = leases.acquire(&store, "two", &owner, 60.0, recent, None).await.unwrap();
         assert_eq!(lost, None, "another process owns it");
         assert_eq!(leases::owner_id(&store, "two").await.unwrap(), Some(other.id));
     }
@@ -155,12 +157,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (store, leases, owner) = (store(&directory).await, OwnedLeases::default(), LeaseOwner::new("n1"));
         for name in ["kept", "lost"] {
-            leases.acquire(&store, name, &owner, 60.0, Duration::ZERO).await.unwrap().unwrap();
+            leases.acquire(&store, name, &owner, 60.0, Duration::ZERO, None).await.unwrap().unwrap();
         }
         leases::release(&store, "lost", &owner).await.unwrap();
         assert!(leases::acquire(&store, "lost", &LeaseOwner::new("n2"), 60.0).await.unwrap());
         for (name, is_owned) in [("kept", true), ("lost", false), ("kept", true)] {
-            let renewed = leases.acquire(&store, name, &owner, 60.0, Duration::ZERO).await.unwrap();
+            let renewed = leases.acquire(&store, name, &owner, 60.0, Duration::ZERO, None).await.unwrap();
             assert_eq!(renewed.is_some(), is_owned, "{name}");
         }
     }

@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use muster_types::guest::GuestApi;
 use muster_types::ids::{ClusterId, InstanceId, NetworkId, NodeId, StorageId};
@@ -22,6 +21,7 @@ use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult
 use muster_types::node::{FoundNetwork, NodeApi, NodeFuture, NodeIdentity, NodeReport, RouterGate};
 use muster_types::shared_storage::SharedStorageRecord;
 use muster_types::storage::StorageApi;
+use muster_types::time::BootTime;
 use muster_types::vm::{DisplayIdentity, VmApi, VmPlan, VmPower};
 use muster_types::{Error, Result};
 use parking_lot::Mutex;
@@ -260,7 +260,7 @@ impl NodeApi for SimulatedNode {
         Box::pin(self.storage.inspect_shared(cluster, registered))
     }
 
-    fn renew_fencing_lease(&self, _: Instant) -> Result<()> {
+    fn renew_fencing_lease(&self, _: BootTime) -> Result<()> {
         Ok(())
     }
 

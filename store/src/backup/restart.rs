@@ -44,7 +44,8 @@ async fn lose_nodes(tx: &mut Tx) -> Result<Vec<String>, StoreError> {
     for (id, name, state, report) in rows {
         let new_name = lost_name(&name, &names);
         names.insert(new_name.clone());
-        let mut report: JsonValue = serde_json::from_str(&report).unwrap_or_default();
+        let mut report: JsonValue = serde_json::from_str(&report)
+            .map_err(|error| StoreError::Internal(format!("table nodes, report of {id}: {error}")))?;
         if let Some(fields) = report.as_object_mut() {
             for name in ["fencing_lease", "instance_fencing_lease", "api_url", "node_address"] {
                 fields.remove(name);

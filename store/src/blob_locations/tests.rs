@@ -16,7 +16,19 @@ on_both_engines! {
         create_blob(&store, &a, first).await;
         create_blob(&store, &b, first).await;
         transaction!(store, |tx| { Ok(blob_locations::set(tx, a.id, second, CopyState::Complete).await?) }).unwrap();
-        assert_eq!(blob_locations::under_replicated(&*store, 2, 10).await.unwrap(), [b.id]);
+        let lacking = async |excluded: &[NodeId], wanted| {
+            blob_locations::under_replicated(&*store, excluded, wanted, 10).await.unwrap()
+        };
+        assert_eq!(lacking(&[], 2).await, [b.id]);
+        assert_eq!(lacking(&[second], 2).await, [a.id, b.id]);
+        assert_eq!(lacking(&[first], 1).await, [b.id], "it has a copy, which does not count");
+        let only = async |node, others: &[NodeId]| blob_locations::only_on(&*store, node, others).await.unwrap();
+        let mut both = [a.id, b.id];
+        both.sort_by_key(ToString::to_string);
+        assert_eq!(only(first, &[]).await, both);
+        assert_eq!(only(first, &[second, NodeId::new()]).await, [b.id]);
+        assert!(only(second, &[first]).await.is_empty());
+        transaction!(store, |tx| { Ok(blob_locations::lock_blobs_of_node(tx, first).await?) }).unwrap();
         assert_eq!(blob_locations::of_blobs(&*store, &[a.id, b.id]).await.unwrap()[&a.id].len(), 2);
         let surplus = async |wanted, seconds: f64| {
             blob_locations::over_replicated(&*store, first, wanted, now() + seconds, 10).await.unwrap()

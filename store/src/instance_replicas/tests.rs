@@ -13,12 +13,13 @@ on_both_engines! {
         let (source, target) = (NodeId::new(), NodeId::new());
         let id = created_instance(&store, source).await;
         let row = instances::get(&*store, id).await.unwrap().unwrap();
-        assert!(instance_replicas::replicated(&*store, &[source]).await.unwrap().is_empty());
+        let replicated = async |nodes: &[NodeId]| instance_replicas::of_nodes(&*store, nodes).await.unwrap().0;
+        assert!(replicated(&[source]).await.is_empty());
         let spec = InstanceSpec { replicas: 1, ..row.spec.clone() };
         transaction!(store, |tx| { Ok(instances::set_spec(tx, id, &spec, &row.disks).await?) }).unwrap();
-        let found = instance_replicas::replicated(&*store, &[source, target]).await.unwrap();
+        let found = replicated(&[source, target]).await;
         assert_eq!(found.iter().map(|row| row.id).collect::<Vec<_>>(), [id]);
-        assert!(instance_replicas::replicated(&*store, &[target]).await.unwrap().is_empty());
+        assert!(replicated(&[target]).await.is_empty());
         let new = ReplicaRow {
             instance: id,
             node: target,
@@ -60,9 +61,9 @@ on_both_engines! {
         })
         .unwrap();
         for nodes in [[source].as_slice(), &[source, target]] {
-            assert_eq!(instance_replicas::of_nodes(&*store, nodes).await.unwrap(), std::slice::from_ref(&complete));
+            assert_eq!(instance_replicas::of_nodes(&*store, nodes).await.unwrap().1, std::slice::from_ref(&complete));
         }
-        assert!(instance_replicas::of_nodes(&*store, &[target]).await.unwrap().is_empty(), "nothing to remove");
+        assert!(instance_replicas::of_nodes(&*store, &[target]).await.unwrap().1.is_empty(), "nothing to remove");
         let details = instances::details(&*store, &[id]).await.unwrap();
         assert_eq!(details.replicas, [(complete.clone(), None)]);
         transaction!(store, |tx| {
@@ -75,7 +76,7 @@ on_both_engines! {
             Ok(())
         })
         .unwrap();
-        let deleting = instance_replicas::of_nodes(&*store, &[target]).await.unwrap();
+        let deleting = instance_replicas::of_nodes(&*store, &[target]).await.unwrap().1;
         assert_eq!((deleting[0].state, deleting[0].reserved_disk_gb), (ReplicaState::Deleting, 0));
         transaction!(store, |tx| {
             assert!(instance_replicas::remove(tx, &new).await?);

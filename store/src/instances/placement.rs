@@ -7,27 +7,38 @@ use muster_types::vm::ConsolePorts;
 
 use super::{InstanceRow, rows};
 use crate::instance_migrations::MigrationRow;
+use crate::time::NOW;
 use crate::{Read, StoreError, Tx, params};
 
-/// The condition that the creation or evacuation of an instance on a node has not started: it is queued with no step complete.
-const AWAITING_CREATION: &str = "node_uuid = ? AND state IN ('initial', 'preflight') \
-    AND EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid \
-    AND name IN ('create_instance', 'evacuate_instance') AND state = 'queued' AND step = 0) \
-    AND NOT EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid \
-    AND state = 'executing')";
-
-/// Returns the instances on a node whose creation or evacuation has not started. The capacity of the node limits their number.
-pub async fn awaiting_creation(db: impl Read, node: NodeId) -> Result<Vec<InstanceRow>, StoreError> {
-    rows(db, &format!("{AWAITING_CREATION} ORDER BY created, uuid"), params![node]).await
+/// Returns the condition that a node has nothing of an instance which is created or evacuated there: its networks and images may be
+/// prepared, but the step `instance_start`, the third one, cannot have begun, because the step before is not recorded as complete.
+fn awaiting_creation_condition() -> String {
+    let is_waiting = format!(
+        "name IN ('create_instance', 'evacuate_instance') AND step < 2 \
+         AND (state = 'queued' OR (state = 'executing' AND lease_expires <= {NOW}))"
+    );
+    format!(
+        "node_uuid = ? AND state IN ('initial', 'preflight') \
+         AND EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid AND {is_waiting}) \
+         AND NOT EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid \
+         AND state = 'executing' AND NOT ({is_waiting}))"
+    )
 }
 
-/// Locks an instance on a node and its operations until the transaction ends. Returns whether its creation or evacuation has
-/// not started.
+/// Returns the instances on a node of which it has nothing, although they are to be created there. The capacity of the node limits their number.
+pub async fn awaiting_creation(db: impl Read, node: NodeId) -> Result<Vec<InstanceRow>, StoreError> {
+    rows(db, &format!("{} ORDER BY created, uuid", awaiting_creation_condition()), params![node]).await
+}
+
+/// Locks an instance on a node and its operations until the transaction ends. Returns whether the node has nothing of it.
 pub async fn lock_awaiting_creation(tx: &mut Tx, id: InstanceId, node: NodeId) -> Result<bool, StoreError> {
     let target = ObjectRef::new(ObjectType::Instance, id);
     let sql = "UPDATE operations SET version = version + 1 WHERE target_type = ? AND target_id = ?";
     tx.execute(sql, params![target.object_type, &target.id]).await?;
-    let sql = format!("UPDATE instances SET version = version + 1 WHERE uuid = ? AND {AWAITING_CREATION}");
+    let sql = format!(
+        "UPDATE instances SET version = version + 1 WHERE uuid = ? AND {}",
+        awaiting_creation_condition()
+    );
     Ok(tx.execute(&sql, params![id, node]).await? == 1)
 }
 

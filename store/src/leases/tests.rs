@@ -26,6 +26,25 @@ on_both_engines! {
         assert!(leases::list(&store).await.unwrap().is_empty());
     }
 
+    async fn lease_is_taken_over_by_its_version_whatever_the_clock_says(store: Arc<Store>) {
+        let (a, b) = (LeaseOwner::new("a"), LeaseOwner::new("b"));
+        let acquire = async |owner, seconds, unrenewed| {
+            leases::acquire_unrenewed(&store, "job", owner, seconds, unrenewed).await.unwrap()
+        };
+        let version = async || leases::all(&store).await.unwrap()[0].version;
+        assert!(acquire(&a, -1.0, None).await);
+        let first = version().await;
+        assert!(!acquire(&b, 60.0, None).await, "expired by the clock of the database, but may have been renewed");
+        assert!(acquire(&a, 1e6, None).await, "renewal");
+        assert!(!acquire(&b, 60.0, Some(first)).await, "renewed since");
+        assert!(acquire(&b, 60.0, Some(version().await)).await, "not renewed, whenever it expires");
+        assert!(!acquire(&a, 60.0, None).await);
+        leases::release(&store, "job", &b).await.unwrap();
+        assert!(acquire(&a, 60.0, None).await, "released");
+        let lease = &leases::all(&store).await.unwrap()[0];
+        assert!(!lease.is_unlimited(now()) && lease.is_unlimited(now() - 1e9));
+    }
+
     async fn one_statement_renews_several_leases(store: Arc<Store>) {
         let identity = identity("a");
         let epoch = transaction!(store, |tx| {

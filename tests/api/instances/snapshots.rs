@@ -1,6 +1,7 @@
 //! Disk snapshots.
 
 use muster_control::reconcile;
+use muster_store::transaction;
 use muster_test_cluster::{ApiResponse, Cluster};
 use serde_json::{Value, json};
 
@@ -70,6 +71,35 @@ async fn snapshots_first_disk_by_default() {
     assert!(cluster.files_in("1/drafts").is_empty() && cluster.files_in("2/drafts").is_empty());
     let messages = cluster.messages(&object(&record)).await;
     assert_eq!(messages.iter().filter(|message| *message == "disk was copied").count(), 5, "{messages:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn snapshot_of_several_disks_adds_all_versions_or_none() {
+    let (cluster, token) = cluster(&[("CLUSTER_OP_MAX_ATTEMPTS", "1")]).await;
+    let disks = json!({"disk": [{"size": 1}, {"size": 1}]});
+    let record = create(&cluster, &token, "www", &disks).await;
+    let all = snapshot(&cluster, &token, &record, json!({"all": true})).await.body;
+    let artifacts: Vec<String> =
+        ["vda", "vdb"].map(|device| format!("/artifacts/{}", text(&all[device], "artifact_uuid"))).into();
+    // The last artifact is gone when its version is added.
+    let last = text(&all["vdb"], "artifact_uuid").to_owned();
+    let sql = format!("DELETE FROM artifacts WHERE uuid = '{last}'");
+    transaction!(cluster.app.store, |tx| { Ok(tx.execute(&sql, &[]).await?) }).unwrap();
+    cluster.settle().await;
+    let first = get(&cluster, &token, &artifacts[0]).await.body;
+    assert_eq!((text(&first, "state"), &first["index"]), ("error", &json!(0)), "{first}");
+    for device in ["vda", "vdb"] {
+        let path = format!("/blobs/{}", text(&all[device], "blob_uuid"));
+        assert_eq!(get(&cluster, &token, &path).await.status, 404, "{device}");
+    }
+    assert!(cluster.files_in("1/drafts").is_empty() && cluster.files_in("2/drafts").is_empty());
+    // The next one is complete.
+    let all = snapshot(&cluster, &token, &record, json!({"all": true})).await.body;
+    cluster.settle().await;
+    for device in ["vda", "vdb"] {
+        let entry = listed(&cluster, &token, &record, &all[device]["blob_uuid"]).await;
+        assert_eq!((text(&entry, "state"), text(&entry, "device")), ("created", device));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

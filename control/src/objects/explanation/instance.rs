@@ -1,27 +1,28 @@
 //! Why an instance is in its state.
 
-use muster_types::Result;
 use muster_types::event::EventRecord;
 use muster_types::event_message::EventMessage;
 use muster_types::explanation::{AwaitedObject, Explanation, NextStep};
 use muster_types::instance::{InstanceRecord, InstanceState, PowerState};
 use muster_types::object::ObjectType;
+use muster_types::{Error, Result};
 
 use super::placement::LastPlacement;
-use super::{awaited, events_of, last, reason};
+use super::{MAX_EVENTS, awaited, last, reason};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::{instance, operation};
+use crate::objects::instance;
+use muster_store::explanations::{self, Evidence};
 
 /// Explains an instance that the caller may change.
 pub async fn explain_instance(app: &App, caller: &Caller, reference: &str) -> Result<Explanation> {
     let row = instance::find_own(app, caller, reference, None).await?;
-    let object = instance::object(row.id);
     let images: Vec<String> = row.spec.awaited.values().map(ToString::to_string).collect();
-    let record = instance::to_record(app, &*app.store, row).await?;
-    let events = events_of(app, &object).await?;
-    let operations = operation::of_object(app, &object, false).await?;
-    let mut waits_for: Vec<AwaitedObject> = operations.iter().map(awaited).collect();
+    let (details, Evidence { events, operations }) =
+        explanations::of_instance(&*app.store, row.id, MAX_EVENTS).await?;
+    let record = instance::records_from(app, vec![row], details).pop();
+    let record = record.ok_or_else(|| Error::not_found("instance"))?;
+    let mut waits_for: Vec<AwaitedObject> = operations.into_iter().map(awaited).collect();
     if is_being_created(record.state) {
         let images = images.into_iter().map(|uuid| AwaitedObject {
             object_type: ObjectType::Artifact.to_string(),

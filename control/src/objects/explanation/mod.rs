@@ -5,15 +5,14 @@ mod network;
 mod operation;
 mod placement;
 
-use muster_types::Result;
+use muster_store::operations::OperationRow;
 use muster_types::event::EventRecord;
 use muster_types::explanation::AwaitedObject;
-use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::object::ObjectType;
 use muster_types::operation::{OperationRecord, OperationState};
 use muster_types::time::format_utc;
 
-use crate::app::App;
-use muster_store::events;
+use crate::objects::operation::record_without_metadata;
 
 pub use instance::explain_instance;
 pub use network::explain_network;
@@ -23,11 +22,6 @@ pub use operation::explain_operation;
 const MAX_EVENTS: i64 = 200;
 /// Fields of an event that contain a reason.
 const REASON_FIELDS: [&str; 3] = ["reason", "error", "error_message"];
-
-/// Returns the latest events of an object, newest first.
-async fn events_of(app: &App, object: &ObjectRef) -> Result<Vec<EventRecord>> {
-    Ok(events::list(&*app.store, object, None, MAX_EVENTS).await?)
-}
 
 /// Returns the latest event with a message.
 fn last<'a>(events: &'a [EventRecord], message: &str) -> Option<&'a EventRecord> {
@@ -44,12 +38,13 @@ fn reason(event: &EventRecord) -> Option<String> {
 }
 
 /// Returns an unfinished operation as something that is waited for.
-fn awaited(operation: &OperationRecord) -> AwaitedObject {
+fn awaited(operation: OperationRow) -> AwaitedObject {
+    let operation = record_without_metadata(operation);
     AwaitedObject {
         object_type: ObjectType::ClusterOperation.to_string(),
         uuid: operation.uuid.to_string(),
         state: operation.state.to_string(),
-        text: describe(operation),
+        text: describe(&operation),
     }
 }
 

@@ -3,23 +3,23 @@
 use muster_types::Result;
 use muster_types::explanation::{AwaitedObject, Explanation, NextStep};
 use muster_types::network::NetworkState;
-use muster_types::object::{NameOrId, ObjectType};
+use muster_types::object::ObjectType;
 
-use super::{awaited, events_of, last};
+use super::{MAX_EVENTS, awaited, last};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::{network, operation};
+use crate::objects::network;
+use muster_store::explanations::{self, Evidence, NetworkOnNode};
 use muster_store::networks::NetworkRow;
-use muster_store::{node_networks, nodes};
+use muster_store::node_networks::NodeNetworkRow;
 
 /// Explains a network that the caller may change.
 pub async fn explain_network(app: &App, caller: &Caller, reference: &str) -> Result<Explanation> {
     let row = network::find_own(app, caller, reference, None).await?;
-    let object = network::object(row.id);
-    let events = events_of(app, &object).await?;
-    let operations = operation::of_object(app, &object, false).await?;
-    let behind = nodes_behind(app, &row).await?;
-    let mut waits_for: Vec<AwaitedObject> = operations.iter().map(awaited).collect();
+    let (nodes, Evidence { events, operations }) =
+        explanations::of_network(&*app.store, row.id, MAX_EVENTS).await?;
+    let behind = nodes_behind(&row, nodes);
+    let mut waits_for: Vec<AwaitedObject> = operations.into_iter().map(awaited).collect();
     let failure = behind.iter().find(|node| node.state == FAILED).map(|node| node.text.clone());
     let why = match row.state {
         NetworkState::Initial => "it is being set up on the network node".to_owned(),
@@ -65,19 +65,15 @@ pub async fn explain_network(app: &App, caller: &Caller, reference: &str) -> Res
 const FAILED: &str = "failed";
 
 /// Returns the nodes that have not applied the newest change of a network.
-async fn nodes_behind(app: &App, row: &NetworkRow) -> Result<Vec<AwaitedObject>> {
-    let mut behind = Vec::new();
-    for applied in node_networks::of_network(&*app.store, row.id).await? {
-        if applied.error.is_none() && applied.generation >= row.generation {
-            continue;
-        }
-        let Some(node) = nodes::get(&*app.store, &NameOrId::Id(applied.node)).await? else { continue };
-        let name = node.identity.name;
+fn nodes_behind(row: &NetworkRow, nodes: Vec<NetworkOnNode>) -> Vec<AwaitedObject> {
+    let is_behind = |applied: &NodeNetworkRow| applied.error.is_some() || applied.generation < row.generation;
+    let behind = nodes.into_iter().filter(|(applied, ..)| is_behind(applied));
+    let describe = |(applied, name, node_state): NetworkOnNode| {
         let (state, text) = match applied.error {
             Some(error) => (FAILED.to_owned(), format!("node {name} failed to apply it: {error}")),
-            None => (node.state.to_string(), format!("node {name} is applying it")),
+            None => (node_state.to_string(), format!("node {name} is applying it")),
         };
-        behind.push(AwaitedObject { object_type: ObjectType::Node.to_string(), uuid: name, state, text });
-    }
-    Ok(behind)
+        AwaitedObject { object_type: ObjectType::Node.to_string(), uuid: name, state, text }
+    };
+    behind.map(describe).collect()
 }

@@ -3,14 +3,15 @@
 use muster_types::Result;
 use muster_types::explanation::{AwaitedObject, Explanation, NextStep};
 use muster_types::ids::OperationId;
-use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::object::ObjectType;
 use muster_types::operation::{OperationRecord, OperationState};
 
-use super::{describe, events_of, last, reason};
+use super::{MAX_EVENTS, describe, last, reason};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::operation;
-use muster_store::operations;
+use muster_store::explanations;
+use muster_store::operations::OperationRow;
 use muster_types::event::EventRecord;
 use muster_types::event_message::EventMessage;
 
@@ -21,10 +22,13 @@ pub async fn explain_operation(
     operation_type: &str,
     id: &str,
 ) -> Result<Explanation> {
-    let record = operation::get(app, caller, operation_type, id).await?;
-    let events = events_of(app, &ObjectRef::new(ObjectType::ClusterOperation, record.uuid)).await?;
-    let waits_for =
-        if record.state == OperationState::Queued { parents(app, &record).await? } else { vec![] };
+    let row = operation::find_readable(app, caller, operation_type, id).await?;
+    let is_queued = row.state == OperationState::Queued;
+    let depends_on = row.depends_on.iter().filter(|_| is_queued).map(|parent| parent.op_uuid);
+    let depends_on: Vec<OperationId> = depends_on.collect();
+    let (parents, events) = explanations::of_operation(&*app.store, row.id, &depends_on, MAX_EVENTS).await?;
+    let record = operation::record_without_metadata(row);
+    let waits_for = unfinished(parents);
     Ok(Explanation {
         object_type: ObjectType::ClusterOperation.to_string(),
         uuid: record.uuid.to_string(),
@@ -38,20 +42,17 @@ pub async fn explain_operation(
     })
 }
 
-/// Returns the unfinished operations that an operation depends on. Only their types and states are shown: they may belong to
-/// another namespace.
-async fn parents(app: &App, record: &OperationRecord) -> Result<Vec<AwaitedObject>> {
-    let ids: Vec<OperationId> = record.depends_on.iter().map(|parent| parent.op_uuid).collect();
-    let rows = operations::by_ids(&*app.store, &ids).await?;
-    let unfinished = rows.into_iter().filter(|row| !row.state.is_final());
-    Ok(unfinished
-        .map(|row| AwaitedObject {
-            object_type: ObjectType::ClusterOperation.to_string(),
-            uuid: row.id.to_string(),
-            state: row.state.to_string(),
-            text: row.operation_type.to_string(),
-        })
-        .collect())
+/// Returns the unfinished operations among those that an operation depends on. Only their types and states are shown: they may
+/// belong to another namespace.
+fn unfinished(parents: Vec<OperationRow>) -> Vec<AwaitedObject> {
+    let unfinished = parents.into_iter().filter(|row| !row.state.is_final());
+    let awaited = unfinished.map(|row| AwaitedObject {
+        object_type: ObjectType::ClusterOperation.to_string(),
+        uuid: row.id.to_string(),
+        state: row.state.to_string(),
+        text: row.operation_type.to_string(),
+    });
+    awaited.collect()
 }
 
 fn why(record: &OperationRecord, events: &[EventRecord], has_parents: bool) -> String {

@@ -258,6 +258,7 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
             restart,
             fencing,
             unfenced: None,
+            earlier_unfenced: Vec::new(),
         },
         networks: request.networks,
         metadata,

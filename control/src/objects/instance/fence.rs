@@ -107,15 +107,15 @@ pub(super) fn certain_end(spec: &InstanceSpec, report: &NodeReport) -> Option<f6
 }
 
 /// Returns the row of an instance that is to be removed from a node which does not check in, with the VM that may still run
-/// there. An earlier one is then forgotten.
-pub(super) fn with_unfenced(app: &App, mut row: InstanceRow, node: &NodeRow) -> InstanceRow {
+/// there, besides those of earlier placements.
+pub fn with_unfenced(app: &App, mut row: InstanceRow, node: &NodeRow) -> InstanceRow {
     // A daemon that was stopped on purpose has ended its lease. Of a deleted node, this is unknown.
     let has_lease = matches!(node.state, NodeState::Missing | NodeState::Error);
     let end = certain_end(&row.spec, &node.report).filter(|_| has_lease);
     let vm = UnfencedVm { node: node.identity.id, until: end.map(|end| node.lastseen + end) };
-    if !is_expired(app, &vm) {
-        row.spec.unfenced = Some(vm);
-    }
+    let others = row.spec.unfenced_vms().filter(|other| other.node != vm.node);
+    let vms = others.chain([vm]).filter(|vm| !is_expired(app, vm)).collect();
+    row.spec.set_unfenced_vms(vms);
     row
 }
 
@@ -125,25 +125,31 @@ fn is_expired(app: &App, vm: &UnfencedVm) -> bool {
 
 /// Rejects an instance with [`Error::NotReady`] whose VM on a lost node stops when the fencing lease expires.
 pub(crate) fn require_expired(app: &App, row: &InstanceRow) -> Result<()> {
-    match row.spec.unfenced.filter(|vm| vm.until.is_some() && !is_expired(app, vm)) {
+    match row.spec.unfenced_vms().find(|vm| vm.until.is_some() && !is_expired(app, vm)) {
         Some(_) => Err(Error::NotReady("the fencing lease of its former node has not expired".into())),
         None => Ok(()),
     }
 }
 
-/// Returns the node on which a VM of an instance may still run. It does not return before the transaction ends.
-pub(crate) async fn unfenced_node_in(
+/// Returns the nodes on which VMs of an instance may still run. They do not return before the transaction ends.
+pub(crate) async fn unfenced_nodes_in(
     app: &App,
     tx: &mut Tx,
     row: &InstanceRow,
-) -> Result<Option<NodeId>, TxError> {
-    let Some(vm) = row.spec.unfenced.filter(|vm| !is_expired(app, vm)) else { return Ok(None) };
-    if let Some(node) = nodes::get(&mut *tx, &NameOrId::Id(vm.node)).await?
-        && nodes::lock_silent(tx, &node).await?
-    {
-        return Ok(Some(vm.node));
+) -> Result<Vec<NodeId>, TxError> {
+    let mut unfenced = Vec::new();
+    for vm in row.spec.unfenced_vms().filter(|vm| !is_expired(app, vm)) {
+        if let Some(node) = nodes::get(&mut *tx, &NameOrId::Id(vm.node)).await?
+            && nodes::lock_silent(tx, &node).await?
+        {
+            unfenced.push(vm.node);
+            continue;
+        }
+        let state = nodes::state(&mut *tx, vm.node).await?;
+        // A node that checks in has stopped its stale VMs.
+        if !matches!(state, Some(NodeState::Created | NodeState::Stopping)) {
+            unfenced.push(vm.node);
+        }
     }
-    let state = nodes::state(&mut *tx, vm.node).await?;
-    // A node that checks in has stopped its stale VMs.
-    Ok((!matches!(state, Some(NodeState::Created | NodeState::Stopping))).then_some(vm.node))
+    Ok(unfenced)
 }

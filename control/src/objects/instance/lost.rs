@@ -1,6 +1,6 @@
 //! Instances whose node does not check in: their VMs may run or not. See docs/decisions/0052.
 
-use muster_store::instances::{InstanceRow, InstanceSpec};
+use muster_store::instances::InstanceRow;
 use muster_store::nodes::{self, NodeRow};
 use muster_store::{StoreError, Tx, TxError, agent_operations, instances, operations, transaction};
 use muster_types::capacity::CommittedCapacity;
@@ -161,7 +161,8 @@ async fn fail_lost_in(
     agent_operations::fail_all(tx, id, reason).await?;
     operations::abort_unfinished(tx, &object(id), operation).await?;
     instances::set_power(tx, id, PowerState::Unknown).await?;
-    let spec = InstanceSpec { unfenced: row.spec.unfenced, ..current.spec.clone() };
+    let mut spec = current.spec.clone();
+    spec.set_unfenced_vms(row.spec.unfenced_vms().collect());
     instances::set_spec(tx, id, &spec, &current.disks).await?;
     let ledger = placement::release_in(tx, &current).await?;
     instances::clear_node(tx, id).await?;

@@ -51,7 +51,7 @@ use crate::objects::{agent_operation_record, interface};
 use crate::queue::{NewOperation, Operation};
 use muster_store::attributes::ObjectAttributes;
 use muster_store::instance_replicas::ReplicaRow;
-use muster_store::instances::{self, InstanceRow};
+use muster_store::instances::{self, InstanceDetails, InstanceRow};
 use muster_store::nodes::{self, NodeRow};
 use muster_store::{Read, interfaces};
 
@@ -214,7 +214,16 @@ pub(crate) async fn record(app: &App, id: InstanceId) -> Result<InstanceRecord> 
 /// Returns the records of rows, with a constant number of queries.
 async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Result<Vec<InstanceRecord>> {
     let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
-    let mut details = instances::details(db, &ids).await?;
+    let details = instances::details(db, &ids).await?;
+    Ok(records_from(app, rows, details))
+}
+
+/// Returns the records of rows, whose details were read.
+pub(crate) fn records_from(
+    app: &App,
+    rows: Vec<InstanceRow>,
+    mut details: InstanceDetails,
+) -> Vec<InstanceRecord> {
     let mut interfaces_of: HashMap<InstanceId, Vec<InterfaceRecord>> = HashMap::new();
     for (row, metadata) in details.interfaces {
         interfaces_of.entry(row.instance).or_default().push(interface::to_record(row, metadata));
@@ -228,8 +237,7 @@ async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Re
         let queue = queues.entry(row.instance).or_default();
         queue.push(agent_operation_record::to_record(row, attributes));
     }
-    Ok(rows
-        .into_iter()
+    rows.into_iter()
         .map(|row| {
             let id = row.id.to_string();
             let ObjectAttributes { metadata, references } =
@@ -282,7 +290,7 @@ async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Re
                 references_from: references.from,
             }
         })
-        .collect())
+        .collect()
 }
 
 /// Returns the interfaces of an instance in order.

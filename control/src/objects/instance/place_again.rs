@@ -1,4 +1,4 @@
-//! Places instances on another node whose creation or evacuation has not started when their node becomes missing.
+//! Places instances on another node whose creation or evacuation has not reached the start of the VM when their node becomes missing.
 
 use muster_store::instances::{self, InstanceRow};
 use muster_store::networks;
@@ -14,8 +14,8 @@ use crate::app::App;
 use crate::objects::network::state::PRESENT;
 use crate::scheduler::PlacementRequest;
 
-/// Places the instances of a missing node again of which it has nothing: their creation or evacuation is queued, and no step
-/// of it is complete. Those for which no other node has capacity wait. A failure of one does not affect the others.
+/// Places the instances of a missing node again of which it has nothing: the step that builds and starts the VM cannot have begun.
+/// Those for which no other node has capacity wait. A failure of one does not affect the others.
 pub(crate) async fn run(app: &App, missing: &NodeRow) -> Result<()> {
     // What no node has capacity for, so that many equal instances that wait do not cause a search each.
     let mut refused: Vec<(String, PlacementRequest)> = Vec::new();
@@ -66,13 +66,18 @@ async fn place_again(
         if !instances::lock_awaiting_creation(tx, row.id, from).await? {
             return Ok(None);
         }
+        // A worker of the node may have committed the sizes of the disks meanwhile.
+        let current = instances::get(&mut *tx, row.id).await?;
+        if current.is_none_or(|current| current.committed != row.committed || current.spec != row.spec) {
+            return Ok(None);
+        }
         let released = placement::release_in(tx, row).await?;
         let allocation = placement::allocate_in(app, tx, &row.namespace, request, &candidates).await?;
         // The error also reverts the release.
         let allocation = allocation.map_err(|refused| placement::no_capacity(&refused))?;
         instances::set_node(tx, row.id, allocation.node, allocation.allocated).await?;
         interfaces::set_node(tx, row.id, allocation.node).await?;
-        operations::set_node(tx, &object(row.id), allocation.node).await?;
+        operations::move_to_node(tx, &object(row.id), allocation.node).await?;
         for interface in &attached {
             networks::bump_generation(tx, interface.network, PRESENT).await?;
         }

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use muster_store::instances::{self, InstanceRow, InstanceSpec};
+use muster_store::instances::{self, InstanceRow};
 use muster_store::transaction;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NodeId};
@@ -92,11 +92,12 @@ async fn clear_unfenced(app: &App, id: InstanceId, node: NodeId) -> Result<()> {
             return Ok(());
         }
         let row = instances::get(&mut *tx, id).await?;
-        let Some(row) = row.filter(|row| row.spec.unfenced.is_some_and(|vm| vm.node == node)) else {
+        let Some(mut row) = row.filter(|row| row.spec.unfenced_vms().any(|vm| vm.node == node)) else {
             return Ok(());
         };
-        let spec = InstanceSpec { unfenced: None, ..row.spec };
-        Ok(instances::set_spec(tx, id, &spec, &row.disks).await?)
+        let others = row.spec.unfenced_vms().filter(|vm| vm.node != node).collect();
+        row.spec.set_unfenced_vms(others);
+        Ok(instances::set_spec(tx, id, &row.spec, &row.disks).await?)
     })
 }
 

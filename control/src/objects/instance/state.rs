@@ -151,12 +151,12 @@ async fn release_in(
     remaining: &[InterfaceRow],
 ) -> Result<Option<ReleasedLedger>, TxError> {
     let id = instance.id;
-    let unfenced = fence::unfenced_node_in(app, tx, instance).await?;
+    let unfenced = fence::unfenced_nodes_in(app, tx, instance).await?;
     if !instances::lock_placed(tx, instance).await? || !instances::set_state(tx, id, from, to, None).await? {
         return Ok(None);
     }
     for interface in remaining {
-        interface::delete_in(app, tx, interface.id, unfenced).await?;
+        interface::delete_in(app, tx, interface.id, &unfenced).await?;
     }
     if let Some(node) = instance.node {
         instances::set_ports(tx, id, node, None).await?;
