@@ -24,9 +24,9 @@ const MAX_EVENTS: i64 = 200;
 /// Fields of an event that contain a reason.
 const REASON_FIELDS: [&str; 3] = ["reason", "error", "error_message"];
 
-/// Returns the latest events of an object, newest first.
+/// Returns the latest events of an object, newest first. Periodic ones explain nothing, and would displace the others.
 async fn events_of(app: &App, object: &ObjectRef) -> Result<Vec<EventRecord>> {
-    Ok(events::list(&*app.store, object, None, MAX_EVENTS).await?)
+    Ok(events::list_changes(&*app.store, object, MAX_EVENTS).await?)
 }
 
 /// Returns the latest event with a message.
