@@ -26,8 +26,8 @@ use crate::health::Health;
 use crate::peer::Peers;
 use crate::queue::Queue;
 use crate::state::{
-    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, EventFollower, EventStreams, InstanceLocks,
-    NetworkNotifier, NodeCache, NodeSilences, OwnedLeases, PlacementCache, StateCountsCache,
+    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, ConsoleSessions, EventFollower, EventStreams,
+    InstanceLocks, NetworkNotifier, NodeCache, NodeSilences, OwnedLeases, PlacementCache, StateCountsCache,
     TerminalSessions, UploadLocks,
 };
 use muster_store::leases::LeaseOwner;
@@ -68,6 +68,8 @@ pub struct App {
     pub networks: NetworkNotifier,
     pub agents: AgentNotifier,
     pub terminal_sessions: TerminalSessions,
+    /// The consoles that clients have open.
+    pub console_sessions: ConsoleSessions,
     /// The other daemons of the cluster.
     pub peers: Peers,
     transfers: Arc<Semaphore>,
@@ -141,6 +143,7 @@ impl App {
             networks: NetworkNotifier::default(),
             agents: AgentNotifier::default(),
             terminal_sessions: TerminalSessions::default(),
+            console_sessions: ConsoleSessions::default(),
             peers: Peers::new(Arc::clone(&store), seed.clone(), node_ids, &settings),
             transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
             blobs_in_progress: BlobsInProgress::default(),
