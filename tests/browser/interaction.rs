@@ -167,3 +167,43 @@ fn blob_gets_a_label_and_the_api_page_works_without_inline_styles() {
     page.wait_for("document.querySelector('.opblock.is-open .responses-table')");
     page.check();
 }
+
+#[test]
+fn interrupted_upload_continues() {
+    let Some(mut browser) = Browser::start() else { return };
+    let server = Server::start();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    // Three parts.
+    std::fs::write(file.path(), vec![7_u8; 10 << 20]).unwrap();
+    let mut page = open(&mut browser, &server);
+    page.load("/ui/#/artifacts?add=1");
+    page.wait_for("document.querySelector('dialog input[type=file]')");
+    // The second part is not sent before the upload was interrupted.
+    page.evaluate(
+        "(() => {
+            const send = window.fetch;
+            window.offsets = [];
+            window.fetch = (address, options) => {
+                const offset = new URL(address).searchParams.get('offset');
+                if (offset !== null) window.offsets.push(Number(offset));
+                if (window.offsets.length !== 2 || offset === null) return send(address, options);
+                return new Promise((resolve, reject) => {
+                    options.signal.addEventListener('abort', () => reject(options.signal.reason));
+                });
+            };
+        })()",
+    );
+    let input = json!({ "expression": "document.querySelector('dialog input[type=file]')" });
+    let input = page.call("Runtime.evaluate", &input)["result"]["objectId"].clone();
+    page.call("DOM.setFileInputFiles", &json!({ "files": [file.path()], "objectId": input }));
+    page.fill("Name", "uploaded");
+    page.click("Upload");
+    page.wait_for("window.offsets.length === 2");
+    page.click("Pause");
+    page.click("Resume");
+    page.wait_for("testHelpers.control('uploaded')");
+    assert_eq!(page.evaluate("window.offsets"), json!([0, 4 << 20, 4 << 20, 8 << 20]));
+    let artifacts = server.call(Method::GET, "/artifacts", None);
+    assert_eq!(artifacts[0]["blobs"]["1"]["size"], 10 << 20, "{artifacts}");
+    page.check();
+}
