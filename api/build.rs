@@ -8,7 +8,8 @@ use std::{env, fs};
 const FOLDERS: [(&str, &str); 2] = [("app", ""), ("vendor", "vendor/")];
 
 fn main() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ui");
+    // Read when the script runs: its program may have been built for another copy of the sources.
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../ui");
     let mut lines = Vec::new();
     for (folder, prefix) in FOLDERS {
         println!("cargo::rerun-if-changed=../ui/{folder}");

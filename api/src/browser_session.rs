@@ -70,18 +70,33 @@ pub(crate) struct WithCookie<T> {
 
 impl<T> WithCookie<T> {
     /// Adds the cookie of a session that ends in `lifetime` seconds.
-    pub(crate) fn set(settings: &Settings, token: &Secret, lifetime: u64, response: T) -> Self {
-        Self { cookie: cookie(settings, token.expose(), lifetime), response }
+    pub(crate) fn set(transport: Transport, token: &Secret, lifetime: u64, response: T) -> Self {
+        Self { cookie: cookie(transport, token.expose(), lifetime), response }
     }
 
     /// Makes the browser delete the cookie.
-    pub(crate) fn clear(settings: &Settings, response: T) -> Self {
-        Self { cookie: cookie(settings, "", 0), response }
+    pub(crate) fn clear(transport: Transport, response: T) -> Self {
+        Self { cookie: cookie(transport, "", 0), response }
     }
 }
 
-fn cookie(settings: &Settings, token: &str, lifetime: u64) -> HeaderValue {
-    let secure = if settings.tls_certificate.is_empty() { "" } else { "; Secure" };
+/// Whether a browser uses TLS, as far as the server knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Plain,
+    Tls,
+}
+
+impl Transport {
+    /// Returns the transport of a request. A browser whose proxy adds TLS says so in the header `Origin`.
+    pub(crate) fn of(settings: &Settings, headers: &HeaderMap) -> Self {
+        let is_https = headers.get(ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"));
+        if is_https || !settings.tls_certificate.is_empty() { Self::Tls } else { Self::Plain }
+    }
+}
+
+fn cookie(transport: Transport, token: &str, lifetime: u64) -> HeaderValue {
+    let secure = if transport == Transport::Tls { "; Secure" } else { "" };
     let text = format!("{NAME}={token}; Path=/; Max-Age={lifetime}; HttpOnly; SameSite=Strict{secure}");
     let mut value = HeaderValue::from_str(&text).expect("a token consists of visible ASCII characters");
     value.set_sensitive(true);
@@ -126,6 +141,25 @@ mod tests {
         }
         let twice = Request::get("/").header(COOKIE, "a=1").header(COOKIE, "muster_session=t");
         assert_eq!(token(&parts(twice).headers), Some("t"));
+    }
+
+    #[test]
+    fn cookie_is_secure_over_tls() {
+        let (plain, mut tls) = (Settings::defaults(), Settings::defaults());
+        tls.tls_certificate = "server.pem".into();
+        let is_secure = |settings: &Settings, origin: &'static str| {
+            let headers = [(ORIGIN, HeaderValue::from_static(origin))].into_iter().collect();
+            let value = cookie(Transport::of(settings, &headers), "t", 9);
+            let value = value.to_str().unwrap();
+            assert!(
+                value.starts_with("muster_session=t; Path=/; Max-Age=9; HttpOnly; SameSite=Strict"),
+                "{value}"
+            );
+            value.ends_with("; Secure")
+        };
+        assert!(!is_secure(&plain, "http://cloud.example"));
+        assert!(is_secure(&plain, "https://cloud.example"), "a proxy adds TLS");
+        assert!(is_secure(&tls, "http://cloud.example") && is_secure(&tls, ""));
     }
 
     #[test]

@@ -10,10 +10,10 @@ use axum::body::Body;
 use axum::extract::{MatchedPath, Request};
 use axum::http::header::{AUTHORIZATION, COOKIE, ETAG, IF_MATCH, IF_NONE_MATCH};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use muster_types::Error;
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tower::ServiceExt as _;
 
 use crate::arguments::form_pairs;
@@ -21,53 +21,123 @@ use crate::error::ApiError;
 use crate::etag;
 use crate::incoming::Incoming;
 use crate::response::RecordedBody;
+use muster_store::{ObjectRow, Precondition, beside_change, require_precondition};
 
 /// The number of locks of records, which are chosen by a hash.
 const LOCKS: usize = 64;
+/// The maximum number of conditional changes at a time. Each uses two connections to the database when it is committed.
+const MAX_CONDITIONAL_CHANGES: usize = 8;
+
+/// The tables of the objects below these paths, with the primary key, and the field of a record that contains it.
+const OBJECT_TABLES: &[(&str, &str, &str, &str)] = &[
+    ("/instances/", "instances", "uuid", "uuid"),
+    ("/networks/", "networks", "uuid", "uuid"),
+    ("/artifacts/", "artifacts", "uuid", "uuid"),
+    ("/interfaces/", "interfaces", "uuid", "uuid"),
+    ("/blobs/", "blobs", "uuid", "uuid"),
+    ("/nodes/", "nodes", "uuid", "uuid"),
+    ("/auth/namespaces/", "namespaces", "name", "name"),
+];
 
 /// The routes that return records, and the router that serves them.
 pub(crate) struct RecordRoutes {
     router: Router,
     templates: HashSet<String>,
     locks: Vec<Arc<Mutex<()>>>,
+    changes: Arc<Semaphore>,
+}
+
+/// The paths of the records that a request is about.
+#[derive(Debug, PartialEq, Eq)]
+struct RecordPaths<'a> {
+    /// The record that is changed: the longest part of the path of the request that is a record.
+    record: &'a str,
+    /// The object that the record belongs to: the shortest such part.
+    object: &'a str,
+}
+
+/// Reads records as the caller of a request.
+#[derive(Clone)]
+struct RecordReader {
+    router: Router,
+    headers: HeaderMap,
+    query: String,
+    incoming: Option<Incoming>,
+}
+
+/// Held while a conditional change is executed.
+pub(crate) struct ConditionalChange {
+    _lock: OwnedMutexGuard<()>,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl RecordRoutes {
     pub(crate) fn new(router: Router, templates: HashSet<String>) -> Self {
-        Self { router, templates, locks: (0..LOCKS).map(|_| Arc::default()).collect() }
+        let locks = (0..LOCKS).map(|_| Arc::default()).collect();
+        Self { router, templates, locks, changes: Arc::new(Semaphore::new(MAX_CONDITIONAL_CHANGES)) }
     }
 
-    /// Returns the path of the record that a request changes: the longest part of its path that is a record.
-    fn path<'a>(&self, template: &str, path: &'a str) -> Option<&'a str> {
+    /// Returns the records that a request is about.
+    fn paths<'a>(&self, template: &str, path: &'a str) -> Option<RecordPaths<'a>> {
         let ends = |text: &str| {
             let mut ends: Vec<usize> = text.match_indices('/').map(|(at, _)| at).skip(1).collect();
             ends.push(text.len());
             ends
         };
-        let ends = ends(template).into_iter().zip(ends(path)).collect::<Vec<_>>();
-        let longest = ends.into_iter().rev().find(|(end, _)| self.templates.contains(&template[..*end]));
-        longest.map(|(_, end)| &path[..end])
+        let mut records = ends(template)
+            .into_iter()
+            .zip(ends(path))
+            .filter(|(end, _)| self.templates.contains(&template[..*end]))
+            .map(|(_, end)| &path[..end]);
+        let object = records.next()?;
+        Some(RecordPaths { record: records.next_back().unwrap_or(object), object })
     }
 
-    /// Reads a record as the caller of a request.
-    async fn read(&self, request: &Parts, path: &str) -> Response {
+    fn reader(&self, request: &Parts) -> RecordReader {
         let query = request.uri.query().unwrap_or_default();
         let namespace = form_pairs(query).filter(|(name, _)| name == "namespace");
         let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(namespace).finish();
-        let mut builder = Request::builder().method(Method::GET).uri(format!("{path}?{query}"));
-        for name in [AUTHORIZATION, COOKIE] {
-            if let Some(value) = request.headers.get(&name) {
-                builder = builder.header(name, value);
-            }
+        let headers = [AUTHORIZATION, COOKIE].into_iter();
+        let headers = headers.filter_map(|name| Some((name.clone(), request.headers.get(name)?.clone())));
+        let incoming = request.extensions.get::<Incoming>();
+        let incoming = incoming.map(|incoming| Incoming { body: bytes::Bytes::new(), ..incoming.clone() });
+        RecordReader { router: self.router.clone(), headers: headers.collect(), query, incoming }
+    }
+}
+
+impl RecordReader {
+    async fn read(&self, path: &str) -> Response {
+        let mut builder = Request::builder().method(Method::GET).uri(format!("{path}?{}", self.query));
+        if let Some(headers) = builder.headers_mut() {
+            headers.extend(self.headers.clone());
         }
-        if let Some(incoming) = request.extensions.get::<Incoming>() {
-            builder = builder.extension(Incoming { body: bytes::Bytes::new(), ..incoming.clone() });
+        if let Some(incoming) = &self.incoming {
+            builder = builder.extension(incoming.clone());
         }
         match builder.body(Body::empty()) {
             Ok(read) => self.router.clone().oneshot(read).await.unwrap_or_else(|never| match never {}),
             Err(error) => ApiError(Error::Internal(error.to_string())).into_response(),
         }
     }
+
+    /// Returns the row of the object at a path, if it is known.
+    async fn row(&self, path: &str) -> Option<ObjectRow> {
+        let (_, table, key_column, field) =
+            OBJECT_TABLES.iter().find(|(prefix, ..)| path.starts_with(prefix))?;
+        let response = self.read(path).await;
+        let record = response.extensions().get::<RecordedBody>()?;
+        let record: serde_json::Value = serde_json::from_slice(&record.0).ok()?;
+        Some(ObjectRow { table, key_column, key: record[field].as_str()?.to_owned() })
+    }
+}
+
+/// Returns whether a record has one of the tags of a header.
+fn is_current(record: &Response, tags: &HeaderValue) -> bool {
+    record.headers().get(ETAG).is_some_and(|tag| etag::matches(tags, tag))
+}
+
+fn has_changed(path: &str) -> Error {
+    Error::PreconditionFailed(format!("If-Match: {path} has changed; read it again"))
 }
 
 /// Adds the tag of a record to a response. If the client knows this version, the response has no body.
@@ -86,17 +156,17 @@ pub(crate) fn add_tag(request: &HeaderMap, mut response: Response) -> Response {
     response
 }
 
-/// Checks the header `If-Match` of a change. Returns a lock that other such changes of the record through this daemon wait
-/// for, or the response to a request that must not be executed.
-pub(crate) async fn check(request: &Parts) -> Result<Option<OwnedMutexGuard<()>>, Response> {
+/// Checks the header `If-Match` of a change, and lets the transaction that changes something check it again. Returns what other
+/// such changes of the record through this daemon wait for, or the response to a request that must not be executed.
+pub(crate) async fn check(request: &Parts) -> Result<Option<ConditionalChange>, Response> {
     let Some(tags) = request.headers.get(IF_MATCH) else { return Ok(None) };
     let refuse = |error: Error| ApiError(error).into_response();
     let routes = request.extensions.get::<Arc<RecordRoutes>>();
     let template = request.extensions.get::<MatchedPath>();
-    let path = routes.zip(template).and_then(|(routes, template)| {
-        routes.path(template.as_str(), request.uri.path()).map(|path| (routes, path))
+    let paths = routes.zip(template).and_then(|(routes, template)| {
+        routes.paths(template.as_str(), request.uri.path()).map(|paths| (routes, paths))
     });
-    let Some((routes, path)) = path else {
+    let Some((routes, RecordPaths { record: path, object })) = paths else {
         return Err(refuse(Error::Invalid(
             "If-Match: not supported here, because no record has this path".into(),
         )));
@@ -105,21 +175,28 @@ pub(crate) async fn check(request: &Parts) -> Result<Option<OwnedMutexGuard<()>>
     path.hash(&mut hasher);
     let index = usize::try_from(hasher.finish() % LOCKS as u64).unwrap_or_default();
     let lock = Arc::clone(&routes.locks[index]).lock_owned().await;
-    let current = routes.read(request, path).await;
+    let permit = Arc::clone(&routes.changes).acquire_owned().await;
+    let permit = permit.map_err(|error| refuse(Error::Internal(error.to_string())))?;
+    let reader = routes.reader(request);
+    let current = reader.read(path).await;
     if current.status() != StatusCode::OK {
         return Err(current);
     }
-    match current.headers().get(ETAG) {
-        Some(tag) if etag::matches(tags, tag) => Ok(Some(lock)),
-        tag => {
-            let text = format!("If-Match: {path} has changed; read it again");
-            let mut response = refuse(Error::PreconditionFailed(text));
-            if let Some(tag) = tag {
-                response.headers_mut().insert(ETAG, tag.clone());
-            }
-            Err(response)
-        }
+    if !is_current(&current, tags) {
+        let mut response = refuse(has_changed(path));
+        response.headers_mut().extend(current.headers().get(ETAG).map(|tag| (ETAG, tag.clone())));
+        return Err(response);
     }
+    let row = reader.row(object).await;
+    let (path, tags) = (path.to_owned(), tags.clone());
+    require_precondition(Precondition::new(row, move || {
+        let (reader, path, tags) = (reader.clone(), path.clone(), tags.clone());
+        async move {
+            let current = beside_change(reader.read(&path)).await;
+            if is_current(&current, &tags) { Ok(()) } else { Err(has_changed(&path)) }
+        }
+    }));
+    Ok(Some(ConditionalChange { _lock: lock, _permit: permit }))
 }
 
 #[cfg(test)]
@@ -138,7 +215,11 @@ mod tests {
             ("/instances", "/instances", None),
             ("/upload", "/upload", None),
         ] {
-            assert_eq!(routes.path(template, path), record, "{path}");
+            let paths = routes.paths(template, path);
+            assert_eq!(paths.as_ref().map(|paths| paths.record), record, "{path}");
+            if let Some(paths) = paths {
+                assert!(["/instances/a", "/instances/a%2Fb", "/auth/namespaces/x"].contains(&paths.object));
+            }
         }
     }
 }

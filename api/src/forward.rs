@@ -14,13 +14,14 @@ use axum::response::{IntoResponse, Response};
 use muster_types::Error;
 use muster_types::node::{HostFeature, NodeApi};
 
+use crate::authorized_stream::AuthorizedStream;
 use crate::error::ApiResult;
 use crate::incoming::Incoming;
 use crate::response::{Documented, Success};
 use crate::upgrade::Upgrade;
 use muster_control::app::App;
 use muster_control::auth::Caller;
-use muster_control::objects::instance::locate;
+use muster_control::objects::instance::{console, locate};
 use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::service_key::ServiceKey;
 use muster_control::peer::{STALL_TIMEOUT, until_stalled};
@@ -32,7 +33,7 @@ use muster_store::{beside_change, current_lease};
 pub(crate) const IDEMPOTENCY_LEASE: HeaderName = HeaderName::from_static("x-muster-idempotency-lease");
 const FORWARDED: HeaderName = HeaderName::from_static(muster_control::peer::FORWARDED);
 const FORWARDED_REQUEST_HEADERS: &[HeaderName] =
-    &[header::RANGE, header::IF_RANGE, header::CONTENT_LENGTH, header::CONTENT_TYPE];
+    &[header::RANGE, header::IF_RANGE, header::IF_MATCH, header::CONTENT_LENGTH, header::CONTENT_TYPE];
 const FORWARDED_RESPONSE_HEADERS: &[HeaderName] = &[
     header::CONTENT_TYPE,
     header::CONTENT_LENGTH,
@@ -40,7 +41,6 @@ const FORWARDED_RESPONSE_HEADERS: &[HeaderName] = &[
     header::ACCEPT_RANGES,
     header::ETAG,
     header::RETRY_AFTER,
-    header::X_CONTENT_TYPE_OPTIONS,
 ];
 
 /// The response of this daemon, or the one of the daemon that a request was forwarded to.
@@ -140,7 +140,7 @@ impl OriginalRequest {
         Ok(received_response(received))
     }
 
-    /// Forwards a request that changes the protocol of its connection, and connects both connections.
+    /// Forwards a request that changes the protocol of its connection to that of a console, and connects both connections.
     pub(crate) async fn forward_upgrade(
         self,
         app: &App,
@@ -150,7 +150,9 @@ impl OriginalRequest {
         upgrade: Upgrade,
     ) -> ApiResult<Response> {
         let peer = self.connect(app, node, caller, owner, upgrade.protocol()).await?;
-        Ok(peer.map_or_else(|refusal| refusal, |peer| upgrade.relay(peer)))
+        let session = console::register(app, caller);
+        let relay = |peer| upgrade.relay(AuthorizedStream::new(peer, session));
+        Ok(peer.map_or_else(|refusal| refusal, relay))
     }
 
     /// Forwards a request that changes the protocol of its connection. Returns the connection, or the response of a

@@ -2,6 +2,7 @@
 
 mod access;
 mod arguments;
+mod authorized_stream;
 mod body;
 mod browser_session;
 mod compression;

@@ -31,7 +31,7 @@ use crate::document::Document;
 use crate::error::{ApiError, error_response, panicked};
 use crate::incoming::Incoming;
 use crate::request_events::{RecordableRoutes, RequestEvents};
-use crate::response::{protect_html, with_members};
+use crate::response::{protect, with_members};
 
 use muster_control::app::App;
 
@@ -145,7 +145,7 @@ impl Service {
         self.app.metrics.responded(method_label(&method), route, response.status().as_u16(), started);
         tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), %peer, "request handled");
         events.responded(&response);
-        protect_html(&mut response);
+        protect(&mut response);
         response.headers_mut().insert(REQUEST_ID, id_header);
         compress(accepts_gzip, response)
     }

@@ -105,20 +105,21 @@ pub(crate) fn streamed_json(body: Body) -> Response {
 }
 
 /// The content security policy of HTML pages: only files of this server, in no frame. The hash is that of the inline
-/// script of the API page; Swagger UI needs inline styles and images.
+/// script of the API page; Swagger UI needs inline images.
 const HTML_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self' 'sha256-xSSyc7dwmPfFNYjjTV/nt+K7IgQoRCzsOKzSIkt6cnY='; \
-     style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; base-uri 'self'; \
+     style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'self'; \
      form-action 'none'; frame-ancestors 'none'",
 );
 
-/// Adds security headers to HTML pages. A page may have its own content security policy.
-pub(crate) fn protect_html(response: &mut Response) {
-    let content_type = response.headers().get(header::CONTENT_TYPE);
+/// Adds security headers: browsers use the content type of every response, and limit what HTML pages do. A page may have its
+/// own content security policy.
+pub(crate) fn protect(response: &mut Response) {
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let content_type = headers.get(header::CONTENT_TYPE);
     if content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/html")) {
-        let headers = response.headers_mut();
         headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HTML_POLICY);
-        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
         headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     }

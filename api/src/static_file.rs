@@ -49,7 +49,6 @@ impl StaticFile {
         let headers = response.headers_mut();
         headers.insert(header::ETAG, self.etag.clone());
         headers.insert(header::CACHE_CONTROL, CACHING);
-        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         response
     }
 }

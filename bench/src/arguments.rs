@@ -16,6 +16,9 @@ pub(crate) struct Arguments {
     /// Run only the benchmarks of instances, on simulated nodes and on this host
     #[arg(long)]
     pub(crate) instances: bool,
+    /// Run only the benchmark of many open pages of the web UI
+    #[arg(long)]
+    pub(crate) pages: bool,
     /// Run only the benchmark of logins with a supplied secret
     #[arg(long)]
     pub(crate) logins: bool,

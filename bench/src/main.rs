@@ -21,6 +21,7 @@ mod logins;
 mod mariadb;
 mod namespace;
 mod networks;
+mod pages;
 mod port;
 mod requests;
 mod sampling;
@@ -112,6 +113,8 @@ async fn measure_selected(arguments: &Arguments, program: &Path, table: &mut Tab
     } else if arguments.instances {
         instances::measure(program, quick, table).await.context("simulated instances")?;
         instances_real::measure_in_namespace(arguments, program, table).await.context("real instances")?;
+    } else if arguments.pages {
+        pages::measure(program, quick, table).await.context("pages")?;
     } else if arguments.images {
         images::measure(program, quick, table).await.context("images")?;
     } else {
@@ -137,6 +140,7 @@ async fn measure_everything(arguments: &Arguments, program: &Path, table: &mut T
     images::measure(program, quick, table).await.context("images")?;
     allocation::measure(quick, table).await.context("address allocation")?;
     networks::measure_in_namespace(arguments, program, table).await.context("real networks")?;
+    pages::measure(program, quick, table).await.context("pages")?;
     instances::measure(program, quick, table).await.context("simulated instances")?;
     instances_real::measure_in_namespace(arguments, program, table).await.context("real instances")?;
     agents::measure_in_namespace(arguments, program, table).await.context("agents")?;

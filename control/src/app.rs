@@ -26,8 +26,8 @@ use crate::health::Health;
 use crate::peer::Peers;
 use crate::queue::Queue;
 use crate::state::{
-    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, EventFollower, EventStreams, InstanceLocks,
-    LeaseObservations, NetworkNotifier, NodeCache, NodeSilences, OwnedLeases, PlacementCache,
+    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, ConsoleSessions, EventFollower, EventStreams,
+    InstanceLocks, LeaseObservations, NetworkNotifier, NodeCache, NodeSilences, OwnedLeases, PlacementCache,
     StateCountsCache, TerminalSessions, UploadLocks,
 };
 use muster_store::leases::LeaseOwner;
@@ -69,6 +69,8 @@ pub struct App {
     pub networks: NetworkNotifier,
     pub agents: AgentNotifier,
     pub terminal_sessions: TerminalSessions,
+    /// The consoles that clients have open.
+    pub console_sessions: ConsoleSessions,
     /// The other daemons of the cluster.
     pub peers: Peers,
     /// The requests of other daemons that this one works on.
@@ -146,6 +148,7 @@ impl App {
             agents: AgentNotifier::default(),
             terminal_sessions: TerminalSessions::default(),
             forwarded_requests: ForwardedRequests::default(),
+            console_sessions: ConsoleSessions::default(),
             peers: Peers::new(Arc::clone(&store), seed.clone(), node_ids, &settings),
             transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
             blobs_in_progress: BlobsInProgress::default(),

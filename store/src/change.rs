@@ -1,8 +1,10 @@
 //! Changes that callers requested, each with its transactions. See docs/decisions/0006 and 0088.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use muster_types::Error;
+
+use crate::precondition::Precondition;
 
 /// One execution of a request with a key. Only its owner may change something and store the response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +26,8 @@ struct Change {
     has_changed: Cell<bool>,
     /// Set if the caller may repeat the request.
     lease: Option<IdempotencyLease>,
+    /// Checked by the transaction that first writes something.
+    precondition: RefCell<Option<Precondition>>,
     /// Whether its transactions are rolled back.
     is_dry_run: bool,
 }
@@ -51,7 +55,9 @@ pub async fn run_keyed_change<T>(
 ) -> T {
     let require_waiting = Box::new(require_waiting);
     let (has_committed, has_changed) = (Cell::new(false), Cell::new(false));
-    let state = Change { has_committed, require_waiting, has_changed, lease, is_dry_run: false };
+    let precondition = RefCell::default();
+    let state =
+        Change { has_committed, require_waiting, has_changed, lease, precondition, is_dry_run: false };
     CHANGE.scope(state, change).await
 }
 
@@ -62,6 +68,7 @@ pub async fn dry_run<T>(change: impl Future<Output = T>) -> T {
         require_waiting: Box::new(|| Ok(())),
         has_changed: Cell::new(false),
         lease: None,
+        precondition: RefCell::default(),
         is_dry_run: true,
     };
     CHANGE.scope(state, change).await
@@ -83,6 +90,19 @@ pub fn is_dry_run() -> bool {
 pub fn current_lease() -> Option<IdempotencyLease> {
     let lease = CHANGE.try_with(|change| change.lease.clone().filter(|_| !change.has_changed.get()));
     lease.ok().flatten()
+}
+
+/// Lets the change that the current task runs commit something only if a condition is met.
+pub fn require_precondition(precondition: Precondition) {
+    // Without a change, nothing is committed.
+    let _ = CHANGE.try_with(|change| change.precondition.replace(Some(precondition)));
+}
+
+/// Returns the condition of the change that the current task runs, unless something was changed already.
+pub(crate) fn current_precondition() -> Option<Precondition> {
+    let found =
+        CHANGE.try_with(|change| change.precondition.borrow().clone().filter(|_| !change.has_changed.get()));
+    found.ok().flatten()
 }
 
 /// Runs transactions that are no part of the change that the caller requested, such as the count of its attempts.

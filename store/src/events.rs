@@ -168,14 +168,27 @@ pub async fn list(
     page(db, object, &EventPage { namespace: None, event_type, after: None, limit }).await
 }
 
+/// The types of events that are recorded periodically, whether anything changes or not.
+const PERIODIC: [EventType; 3] = [EventType::Usage, EventType::Resources, EventType::Prune];
+
+/// Returns the newest events of an object that are not periodic, newest first.
+pub async fn list_changes(
+    db: impl Read,
+    object: &ObjectRef,
+    limit: i64,
+) -> Result<Vec<EventRecord>, StoreError> {
+    let types: Vec<Value> = PERIODIC.map(Value::from).into();
+    select(db, object, " AND l.event_type NOT IN (?, ?, ?)", &types, limit).await
+}
+
 /// Returns the selected events of an object, newest first.
 pub async fn page(
-    mut db: impl Read,
+    db: impl Read,
     object: &ObjectRef,
     selection: &EventPage<'_>,
 ) -> Result<Vec<EventRecord>, StoreError> {
     let mut conditions = String::new();
-    let mut values = params![object.object_type, &object.id].to_vec();
+    let mut values = Vec::new();
     if let Some(namespace) = selection.namespace {
         conditions +=
             " AND l.namespace = ? AND l.timestamp >= (SELECT created FROM namespaces WHERE name = ?)";
@@ -190,14 +203,27 @@ pub async fn page(
         conditions += " AND l.timestamp <= ? AND (l.timestamp < ? OR l.event_uuid < ?)";
         values.extend_from_slice(params![*timestamp, *timestamp, event_uuid]);
     }
-    values.push(selection.limit.into());
+    select(db, object, &conditions, &values, selection.limit).await
+}
+
+/// Returns the newest events of an object that meet further conditions, newest first.
+async fn select(
+    mut db: impl Read,
+    object: &ObjectRef,
+    conditions: &str,
+    values: &[Value],
+    limit: i64,
+) -> Result<Vec<EventRecord>, StoreError> {
+    let mut parameters = params![object.object_type, &object.id].to_vec();
+    parameters.extend_from_slice(values);
+    parameters.push(limit.into());
     let sql = format!(
         "SELECT {} FROM event_links l JOIN events e ON e.event_uuid = l.event_uuid \
          WHERE l.object_type = ? AND l.object_id = ?{conditions} \
          ORDER BY l.timestamp DESC, l.event_uuid DESC LIMIT ?",
         EventRow::columns_of("e")
     );
-    let rows: Vec<EventRow> = db.fetch(&sql, &values).await?;
+    let rows: Vec<EventRow> = db.fetch(&sql, &parameters).await?;
     Ok(rows.into_iter().map(EventRecord::from).collect())
 }
 

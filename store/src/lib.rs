@@ -43,6 +43,7 @@ pub mod node_ledgers;
 pub mod node_networks;
 pub mod nodes;
 pub mod operations;
+mod precondition;
 pub mod quotas;
 pub mod references;
 mod row;
@@ -73,9 +74,11 @@ pub const MAX_NAMESAKES: usize = 11;
 pub(crate) const FAILED_LAST: &str = "CASE state WHEN 'error' THEN 1 ELSE 0 END, uuid LIMIT 11";
 
 pub use change::{
-    beside_change, current_lease, dry_run, is_dry_run, run_change, run_keyed_change, run_or_check,
+    beside_change, current_lease, dry_run, is_dry_run, require_precondition, run_change, run_keyed_change,
+    run_or_check,
 };
 pub use error::{StoreError, TxError};
+pub use precondition::{ObjectRow, Precondition};
 pub(crate) use row::columns;
 pub use row::{Columns, FromRow, Read, Row, Select};
 pub use store::{DatabaseFacts, Snapshot, Store, Unfenced};

@@ -10,10 +10,13 @@ use std::time::{Duration, Instant};
 use muster_types::Error;
 use muster_types::idempotency::IdempotencyState;
 
-use crate::change::{IdempotencyLease, current_lease, is_dry_run, record_commit, require_waiting};
+use crate::change::{
+    IdempotencyLease, current_lease, current_precondition, is_dry_run, record_commit, require_waiting,
+};
 use crate::error::{StoreError, TxError};
 use crate::membership::Membership;
 use crate::params;
+use crate::precondition::{ObjectRow, Precondition};
 use crate::row::{Read, Row};
 use crate::store_metrics::StoreMetrics;
 use crate::value::Value;
@@ -84,6 +87,16 @@ impl Tx {
         Ok(matched)
     }
 
+    /// Keeps other transactions from changing a row until this one ends. SQLite has one writer anyway.
+    pub(crate) async fn lock_row(&mut self, row: &ObjectRow) -> Result<(), StoreError> {
+        if matches!(self.engine, TxEngine::MariaDb(_)) {
+            let ObjectRow { table, key_column, key } = row;
+            let sql = format!("SELECT {key_column} FROM {table} WHERE {key_column} = ? FOR UPDATE");
+            self.query(&sql, &[key.into()]).await?;
+        }
+        Ok(())
+    }
+
     /// Runs a statement that changes the schema, without a timeout.
     pub(crate) async fn execute_ddl(&mut self, sql: &str) -> Result<(), StoreError> {
         match &mut self.engine {
@@ -108,6 +121,13 @@ impl Tx {
             && self.has_written
             && let Some(lease) = current_lease()
             && let Err(error) = mark_changed(&mut self, &lease).await
+        {
+            outcome = Err(error);
+        }
+        if outcome.is_ok()
+            && self.has_written
+            && let Some(precondition) = current_precondition()
+            && let Err(error) = require_precondition(&mut self, &precondition).await
         {
             outcome = Err(error);
         }
@@ -155,6 +175,15 @@ impl Tx {
         };
         retry.after(failure).await
     }
+}
+
+/// Locks the row of a condition until the end of the transaction, and checks the condition. What the transaction has changed
+/// is not visible to the check, so it sees what the transaction replaces.
+async fn require_precondition(tx: &mut Tx, precondition: &Precondition) -> Result<(), TxError> {
+    if let Some(row) = precondition.row() {
+        tx.lock_row(row).await?;
+    }
+    Ok(precondition.check().await?)
 }
 
 /// Marks a request as changed, in the transaction of its first change. Fails if another execution has taken it over.

@@ -109,6 +109,32 @@ async fn one_of_many_concurrent_changes_of_a_version_succeeds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn change_through_another_daemon_is_seen_by_the_transaction() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    let path = create_network(&cluster, &token).await;
+    let metadata = format!("{path}/metadata");
+    let known = tag(&cluster.call(&token, Method::GET, &metadata, None).await);
+    // Two services share the database, but no locks.
+    let (other, _) = muster_api::service(&cluster.app);
+    let peer = "127.0.0.1:9".parse().unwrap();
+    let post = |service: muster_api::Service, n: usize| {
+        let request = Request::post(&metadata).header("authorization", format!("Bearer {token}"));
+        let body = json!({"key": format!("k{n}"), "value": "v"}).to_string();
+        let request = request.header("if-match", &known).body(Body::from(body)).unwrap();
+        async move { service.call(request, peer).await.status().as_u16() }
+    };
+    let services = [cluster.service.clone(), other];
+    let calls = (0..10).map(|n| post(services[n % 2].clone(), n));
+    let statuses = futures_util::future::join_all(calls).await;
+    let made = statuses.iter().filter(|status| **status == 200).count();
+    let stale = statuses.iter().filter(|status| **status == 412).count();
+    assert_eq!((made, stale), (1, 9), "{statuses:?}");
+    let stored = cluster.call(&token, Method::GET, &metadata, None).await.body;
+    assert_eq!(stored.as_object().unwrap().len(), 1, "{stored}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn precondition_reveals_no_record_that_the_caller_may_not_read() {
     let cluster = Cluster::new().await;
     let system = cluster.token("system").await;

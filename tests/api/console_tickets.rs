@@ -1,9 +1,14 @@
 //! Consoles for browsers: tickets, and the WebSockets that they open.
 
+use std::time::Duration;
+
 use axum::http::Method;
 use muster_client::{Client, Credentials, Error};
+use muster_control::auth::tokens::TokenSubject;
+use muster_control::objects;
+use muster_control::objects::key::unix_seconds;
 use muster_store::Retry;
-use muster_test_cluster::{ApiResponse, Cluster};
+use muster_test_cluster::{ApiResponse, Cluster, caller};
 use muster_types::key::Secret;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::session::ConsoleKind;
@@ -16,6 +21,8 @@ use crate::instances::consoles::serve;
 use crate::instances::{create, text};
 use crate::networks::cluster;
 use crate::scopes::scoped_token;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn create_ticket(cluster: &Cluster, token: &str, instance: &Value, kind: &str) -> ApiResponse {
     let path = format!("/instances/{}/console-tickets", text(instance, "uuid"));
@@ -242,6 +249,58 @@ async fn client_uses_a_ticket_once_and_only_in_its_namespace() {
     let off = cluster.call(&token, Method::POST, &format!("/instances/{id}/poweroff"), None).await;
     assert_eq!(off.status, 200, "{}", off.text);
     assert_eq!(relaying.await.unwrap(), RelayEnd::Closed);
+}
+
+/// Returns the token of a browser session of `ci` that ends in some seconds.
+async fn short_session(cluster: &Cluster, seconds: u64) -> String {
+    let nonce = "SELECT nonce FROM namespace_keys WHERE namespace = 'ci' AND name = 'test'";
+    let nonce: String = cluster.app.store.query(nonce, &[]).await.unwrap()[0].scalar().unwrap();
+    let subject = TokenSubject { namespace: "ci", key: "test", nonce: &nonce, scopes: None };
+    cluster.app.tokens.create_session(unix_seconds(), unix_seconds() + seconds, subject)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn consoles_end_with_the_session_and_the_key_that_opened_them() {
+    let (cluster, token) = cluster(&[]).await;
+    let record = create(&cluster, &token, "www", &json!({})).await;
+    let server = serve(&cluster).await;
+    let open_socket = async |token: &str| {
+        let ticket = ticket(&cluster, token, &record, "serial").await;
+        let response = open(&server, &record, &ticket, None).await;
+        assert_eq!(response.status(), 101);
+        let mut socket = response.upgrade().await.unwrap();
+        receive_until(&mut socket, b"www login: ").await;
+        socket
+    };
+    let open_plain = async |token: &str| {
+        let request =
+            reqwest::Client::new().get(format!("{server}/instances/{}/console", text(&record, "uuid")));
+        let request = request.header("connection", "Upgrade").header("upgrade", "muster-console");
+        let response = request.bearer_auth(token).send().await.unwrap();
+        assert_eq!(response.status(), 101);
+        let mut stream = response.upgrade().await.unwrap();
+        assert!(stream.read(&mut [0; 256]).await.unwrap() > 0);
+        stream
+    };
+    let session = short_session(&cluster, 8).await;
+    let (mut of_session, mut plain_of_session) = (open_socket(&session).await, open_plain(&session).await);
+    let (mut of_key, mut plain_of_key) = (open_socket(&token).await, open_plain(&token).await);
+    tokio::time::timeout(TIMEOUT, async {
+        while receive(&mut of_session).await.is_some() {}
+        while plain_of_session.read(&mut [0; 256]).await.is_ok_and(|size| size > 0) {}
+    })
+    .await
+    .expect("the consoles of the session end");
+    send(&mut of_key, b"still open").await;
+    receive_until(&mut of_key, b"still open").await;
+
+    objects::key::delete(&cluster.app, &caller(), "ci", "test").await.unwrap();
+    tokio::time::timeout(TIMEOUT, async {
+        while receive(&mut of_key).await.is_some() {}
+        while plain_of_key.read(&mut [0; 256]).await.is_ok_and(|size| size > 0) {}
+    })
+    .await
+    .expect("the consoles of the key end");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -273,6 +273,51 @@ async fn stream_resumes_without_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn client_that_has_missed_many_events_reads_its_objects_again() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    let mut client = Client::try_open(&cluster, &token, "", None).await.unwrap();
+    let position = client.next().await.unwrap().id.unwrap();
+    drop(client);
+    let missed: Vec<Event> =
+        (0..5100).map(|_| Event::new(EventType::Status, ObjectRef::namespace("system"), "missed")).collect();
+    for part in missed.chunks(500) {
+        muster_store::events::insert(&cluster.app.store, part).await.unwrap();
+    }
+    let mut client = Client::try_open(&cluster, &token, "", Some(&position)).await.unwrap();
+    let messages = client.until(|message| message.kind == "started").await;
+    let kinds: Vec<&str> = messages.iter().map(|message| message.kind.as_str()).collect();
+    assert_eq!(&kinds[kinds.len() - 2..], ["reset", "started"]);
+    assert!(kinds.len() < 5102, "{}", kinds.len());
+    record(&cluster, &ObjectRef::namespace("system"), "after");
+    let messages = client.until_event("after").await;
+    assert!(messages.iter().all(|message| message.data["message"] != "missed"), "{messages:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_learn_that_their_namespace_has_changed() {
+    let cluster = Cluster::new().await;
+    for name in ["red", "blue"] {
+        cluster.create_namespace(name).await;
+    }
+    let (red, blue) = (cluster.token("red").await, cluster.token("blue").await);
+    let system = cluster.token("system").await;
+    let mut client = Client::open(&cluster, &red, "").await;
+    let mut other = Client::open(&cluster, &blue, "").await;
+    let quota = Some(json!({"limit": 4}));
+    let set = cluster.call(&system, Method::PUT, "/auth/namespaces/red/quotas/cpus", quota).await;
+    assert_eq!(set.status, 200, "{}", set.text);
+    let is_namespace = |message: &Message| message.data["object_type"] == "namespace";
+    let notice = client.until(is_namespace).await.pop().unwrap();
+    assert_eq!(notice.subject(), ("change", "namespace", "red"));
+    assert!(notice.data.get("message").is_none() && notice.id.is_none(), "{notice:?}");
+    cluster.app.event_streams.close();
+    while let Some(message) = other.next().await {
+        assert!(!is_namespace(&message), "{message:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn events_of_other_daemons_arrive_within_a_second() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;

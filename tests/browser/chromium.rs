@@ -108,7 +108,8 @@ impl Browser {
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let session =
             self.call(None, "Target.attachToTarget", &attach)["sessionId"].as_str().unwrap().to_owned();
-        let mut page = Page { browser: self, session, server: server.to_owned() };
+        let (context, server) = (context.clone(), server.to_owned());
+        let mut page = Page { browser: self, context, session, server };
         for domain in ["Page", "Runtime", "Network", "Log"] {
             page.call(&format!("{domain}.enable"), &json!({}));
         }
@@ -127,11 +128,23 @@ impl Drop for Browser {
     }
 }
 
-/// One page.
+/// One page, which is closed with its connections when this is dropped.
 pub(crate) struct Page<'a> {
     browser: &'a mut Browser,
+    /// The id of its browser context.
+    context: Value,
     session: String,
     server: String,
+}
+
+impl Drop for Page<'_> {
+    fn drop(&mut self) {
+        // The browser of a failed test may not answer.
+        if !std::thread::panicking() {
+            let context = json!({ "browserContextId": self.context });
+            self.browser.call(None, "Target.disposeBrowserContext", &context);
+        }
+    }
 }
 
 impl Page<'_> {
@@ -189,6 +202,14 @@ impl Page<'_> {
         self.wait_for(&format!("testHelpers.click({})", json!(name)));
     }
 
+    /// Clicks a place of the window, in pixels.
+    pub(crate) fn click_at(&mut self, x: u32, y: u32) {
+        for kind in ["mousePressed", "mouseReleased"] {
+            let event = json!({ "type": kind, "x": x, "y": y, "button": "left", "clickCount": 1 });
+            self.call("Input.dispatchMouseEvent", &event);
+        }
+    }
+
     /// Replaces the value of the control with a label.
     pub(crate) fn fill(&mut self, label: &str, text: &str) {
         self.wait_for(&format!("testHelpers.select({})", json!(label)));
@@ -202,10 +223,15 @@ impl Page<'_> {
 
     /// Presses a key at the focus.
     pub(crate) fn press(&mut self, key: &str, code: u32, modifiers: u32) {
+        self.press_code(key, key, code, modifiers);
+    }
+
+    /// Presses a key at the focus, with the name of its place on the keyboard.
+    pub(crate) fn press_code(&mut self, key: &str, place: &str, code: u32, modifiers: u32) {
         for kind in ["rawKeyDown", "keyUp"] {
             let text = if key == "Enter" && kind == "rawKeyDown" { "\r" } else { "" };
             let kind = if text.is_empty() { kind } else { "keyDown" };
-            let event = json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code,
+            let event = json!({ "type": kind, "key": key, "code": place, "windowsVirtualKeyCode": code,
                 "modifiers": modifiers, "text": text });
             self.call("Input.dispatchKeyEvent", &event);
         }

@@ -6,6 +6,7 @@ mod accessibility;
 mod administration;
 mod chromium;
 mod guests;
+mod interaction;
 mod nodes;
 mod security;
 mod simulated;

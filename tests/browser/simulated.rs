@@ -16,7 +16,7 @@ const MAX_DELAY: Duration = Duration::from_secs(1);
 const ATTEMPTS: usize = 8;
 
 /// Uploads an artifact that instances can boot from.
-fn upload_image(server: &Server, name: &str) {
+pub(crate) fn upload_image(server: &Server, name: &str) {
     let upload = server.post("/upload", json!({}));
     let uuid = upload["uuid"].as_str().unwrap();
     let request = reqwest::Client::new()

@@ -166,6 +166,29 @@ fn dry_runs_create_nothing() {
     assert!(code == 3 || code == 6, "{code}: {error}");
     assert_eq!(shell.json("network list"), Value::Array(vec![]));
     assert_eq!(shell.json("instance list --all"), Value::Array(vec![]));
+    assert_eq!(shell.json("namespace create ci --dry-run")["name"], "ci");
+    let issuer = "issuer create forge --issuer-url https://forge.example --jwks-uri https://forge.example/keys --audience x";
+    assert_eq!(shell.json(&format!("{issuer} --dry-run"))["name"], "forge");
+    shell.ok(issuer);
+    let claim = "claim create system --cpus 1 --memory 64 --disk 1 --expires 1h --dry-run";
+    assert_eq!(shell.json(claim)["limit_cpus"], 1);
+    let rule = "rule create system deploy --issuer forge --claim ref=a --scope node.read --ttl 60 --prefix ci --dry-run";
+    assert_eq!(shell.json(rule)["name"], "deploy");
+    assert_eq!(shell.json("webhook create system chat https://8.8.8.8/ --dry-run")["name"], "chat");
+    assert_eq!(shell.ok("key add system robot --dry-run"), "", "no secret is printed");
+    shell.ok("trust add system friend --dry-run");
+    assert!(!shell.ok("trust list system").contains("friend"));
+    for (command, expected) in [
+        ("rule create system deploy --issuer forge --claim ref=a --scope x --ttl 0 --prefix ci --dry-run", 3),
+        ("instance plug absent lan --dry-run", 4),
+    ] {
+        let (code, error) = shell.fail(command);
+        assert_eq!(code, expected, "{command}: {error}");
+    }
+    for list in ["claim list system", "rule list system", "webhook list system"] {
+        assert_eq!(shell.json(list), Value::Array(vec![]), "{list}");
+    }
+    assert!(!shell.ok("namespace list").contains("ci") && !shell.ok("key list system").contains("robot"));
 }
 
 #[test]

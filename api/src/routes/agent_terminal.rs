@@ -1,5 +1,6 @@
 //! `/instances/{instance_ref}/agent/terminal`: interactive sessions in guests, over upgraded connections.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Du
 use utoipa::ToSchema;
 
 use crate::arguments::{Args, required};
+use crate::authorized_stream::AuthorizedStream;
 use crate::error::ApiResult;
 use crate::forward::{OriginalRequest, unplaced};
 use crate::guard::Authenticated;
@@ -28,6 +30,7 @@ use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::agent_operation::terminal;
 use muster_control::objects::instance;
+use muster_control::objects::instance::console::register;
 use muster_control::objects::node_location::NodeLocation;
 use muster_store::instances::InstanceRow;
 
@@ -68,7 +71,7 @@ impl NewTerminal {
 /// length of the payload as two bytes (big endian), and the payload. Type 0 is data of the terminal, in both directions; type 1
 /// a new size, rows and columns as two bytes each, from the client; type 2 the exit code as four bytes, and type 3 the reason of
 /// a failure as text, from the server, which then closes the connection. Each side sends an empty frame of type 0 at least
-/// every 20 seconds. The session ends with the connection.
+/// every 20 seconds. The session ends with the connection, and with the key and the browser session of the client.
 #[utoipa::path(post, path = "/instances/{instance_ref}/agent/terminal", tag = "instances",
     params(("instance_ref" = String, Path)), request_body = NewTerminal, responses(
     (status = 101, description = "The connection now carries frames."),
@@ -97,7 +100,10 @@ pub(crate) async fn open(
         }
     };
     let (guest, session) = terminal::open(&app, &caller, &node, &row, &terminal_request).await?;
-    Ok(upgrade.accept(async move |stream| session.end(serve(stream, guest).await)))
+    let client = register(&app, &caller);
+    Ok(upgrade.accept(async move |stream| {
+        session.end(serve(AuthorizedStream::new(stream, client), guest).await);
+    }))
 }
 
 /// Runs a command with a terminal in an instance on a node of this daemon. Returns the connection that carries its frames.
@@ -196,6 +202,7 @@ async fn receive_input(mut reader: impl AsyncRead + Unpin, mut input: Box<dyn Te
         let silence = Duration::from_secs(SILENCE_TIMEOUT);
         match tokio::time::timeout(silence, reader.read_buf(&mut buffer)).await {
             Ok(Ok(count)) if count > 0 => {}
+            Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => return error.to_string(),
             Ok(_) => return "the client closed the connection".into(),
             Err(_) => return "the client does not respond".into(),
         }

@@ -146,7 +146,6 @@ pub(crate) async fn data(
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_LENGTH, (range.end - range.start).into());
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::ETAG, header_value(&tag)?);
     if status == StatusCode::PARTIAL_CONTENT {
         let last = range.end.saturating_sub(1);

@@ -15,6 +15,7 @@ use utoipa::ToSchema;
 use super::agent_terminal::{NewTerminal, forwarded_terminal, start};
 use super::instance_console::connect;
 use crate::arguments::{Args, NoArgs, required};
+use crate::authorized_stream::AuthorizedStream;
 use crate::error::ApiResult;
 use crate::forward::{InstanceNode, MaybeForwarded, OriginalRequest, unplaced};
 use crate::guard::Authenticated;
@@ -22,6 +23,7 @@ use crate::incoming::Incoming;
 use crate::response::{Json, named_bodies};
 use crate::websocket::TicketSocket;
 use muster_control::app::App;
+use muster_control::objects::instance::console::register;
 use muster_control::objects::instance::console_ticket::{self, ConsoleUse, RequestedConsole};
 use muster_control::objects::instance::{find_own, locate, require_created};
 use muster_control::objects::node_location::NodeLocation;
@@ -97,7 +99,7 @@ pub(crate) async fn create(
 /// Opens a console with a ticket, as a WebSocket whose messages are parts of the stream of bytes.
 ///
 /// The ticket is a subprotocol, so that it is not in the URL. Pages of other servers are refused. The connection ends with the
-/// VM, after an hour without a byte, and when the client does not respond to pings. Displays require their password. The stream
+/// VM, with the key and the browser session that have created the ticket, after an hour without a byte, and when the client does not respond to pings. Displays require their password. The stream
 /// of a terminal consists of the frames of `POST /instances/{instance_ref}/agent/terminal`.
 #[utoipa::path(get, path = "/instances/{instance_ref}/console-socket", tag = "instances",
     params(("instance_ref" = String, Path, description = "UUID of the instance."),
@@ -121,10 +123,17 @@ pub(crate) async fn open(
     let used = console_ticket::redeem(&app, &socket.ticket, &reference, incoming.origin()).await?;
     let ConsoleUse { caller, instance, console } = used;
     let is_display = matches!(console.kind, ConsoleKind::Vnc | ConsoleKind::Spice);
+    let session = register(&app, &caller);
     match locate(&app, &instance).await?.ok_or_else(unplaced)? {
         NodeLocation::Local(node) => Ok(match console.terminal {
-            Some(terminal) => socket.relay(start(&app, &caller, &node, &instance, &terminal).await?),
-            None => socket.relay(connect(&app, &caller, &node, &instance, is_display).await?),
+            Some(terminal) => {
+                let peer = start(&app, &caller, &node, &instance, &terminal).await?;
+                socket.relay(AuthorizedStream::new(peer, session))
+            }
+            None => {
+                let peer = connect(&app, &caller, &node, &instance, is_display).await?;
+                socket.relay(AuthorizedStream::new(peer, session))
+            }
         }),
         NodeLocation::Remote(node) => {
             let (request, protocol) = match &console.terminal {
@@ -135,7 +144,8 @@ pub(crate) async fn open(
                 }
             };
             let peer = request.connect(&app, &node, &caller, &instance.namespace, protocol).await?;
-            Ok(peer.map_or_else(|refusal| refusal, |peer| socket.relay(peer)))
+            let relay = |peer| socket.relay(AuthorizedStream::new(peer, session));
+            Ok(peer.map_or_else(|refusal| refusal, relay))
         }
     }
 }

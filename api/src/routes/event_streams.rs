@@ -42,11 +42,12 @@ pub(crate) struct StreamQuery {
 /// The first message is `started`: the client receives everything that happens later. Then each message `event` has in its data
 /// the fields of the event, and `object_type`, `object_uuid` and `namespace` of the object; an event of several objects
 /// is sent for each. A message `change` has `object_type` and `uuid` of an object that has changed without an event, such as an
-/// operation that makes progress.
+/// operation that makes progress, or the namespace of the caller, whose events only administrators may see.
 ///
 /// The `id` of a message is a position. A client that sends it as `Last-Event-ID` receives the events since then,
 /// as far as they are stored, and some of the last seconds before it again; `event_uuid` identifies them. If the server does
-/// not know the position, it sends the message `reset`. Without messages, a comment is sent every 15 seconds. The stream
+/// not know the position, or has stored more than 5000 events since, it sends the message `reset` before `started`: the client
+/// reads its objects again. Without messages, a comment is sent every 15 seconds. The stream
 /// ends with the token of the caller, when the daemon stops, and when the client does not read fast enough.
 ///
 /// A stream contains what the lists of events contain for the caller: each message needs the scope for reading its object.

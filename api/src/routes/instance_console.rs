@@ -13,6 +13,7 @@ use tokio::net::UnixStream;
 use utoipa::IntoParams;
 
 use crate::arguments::{Args, NoArgs};
+use crate::authorized_stream::AuthorizedStream;
 use crate::error::ApiResult;
 use crate::forward::{InstanceNode, MaybeForwarded, OriginalRequest, unplaced};
 use crate::guard::Authenticated;
@@ -114,8 +115,8 @@ pub(crate) async fn screenshot(
 
 /// Opens a console: the connection changes from HTTP to another protocol. With `muster-console`, the server sends the
 /// bytes of the serial console and the client the bytes that are typed. With `muster-display`, both send the bytes of VNC or
-/// SPICE, whichever the display of the instance has; the display requires its password. The connection ends with the VM, and
-/// after an hour without a byte. A serial console has at most eight such connections; all of them receive the output.
+/// SPICE, whichever the display of the instance has; the display requires its password. The connection ends with the VM, with the key
+/// and the browser session of the client, and after an hour without a byte. A serial console has at most eight such connections; all of them receive the output.
 #[utoipa::path(get, path = "/instances/{instance_ref}/console", tag = "instances",
     params(("instance_ref" = String, Path),
         ("Upgrade" = String, Header, description = "The protocol to change to: `muster-console` or `muster-display`.", example = "muster-console")),
@@ -137,7 +138,8 @@ pub(crate) async fn open(
     match locate(&app, &row).await? {
         None => Err(unplaced().into()),
         Some(NodeLocation::Local(node)) => {
-            Ok(upgrade.relay(connect(&app, &caller, &node, &row, is_display).await?))
+            let peer = connect(&app, &caller, &node, &row, is_display).await?;
+            Ok(upgrade.relay(AuthorizedStream::new(peer, console::register(&app, &caller))))
         }
         Some(NodeLocation::Remote(node)) => {
             request.forward_upgrade(&app, &node, &caller, &row.namespace, upgrade).await

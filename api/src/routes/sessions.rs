@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::State;
-use axum::http::Uri;
+use axum::http::{HeaderMap, Uri};
 use muster_types::Error;
 use muster_types::key::Secret;
 use muster_types::session::{LoginTicketRecord, SessionRecord};
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use crate::arguments::{Args, NoArgs, required};
-use crate::browser_session::{NoForeignOrigin, WithCookie};
+use crate::browser_session::{NoForeignOrigin, Transport, WithCookie};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
 use crate::incoming::Incoming;
@@ -66,6 +66,7 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(incoming): Extension<Incoming>,
     _: NoForeignOrigin,
+    headers: HeaderMap,
     uri: Uri,
     Args(new): Args<NewSession>,
 ) -> ApiResult<WithCookie<Json<SessionRecord>>> {
@@ -81,7 +82,8 @@ pub(crate) async fn create(
             session::log_in(&app, &namespace, &secret, origin).await?
         }
     };
-    Ok(WithCookie::set(&app.settings, &session.token, session.lifetime, Json(session.record)))
+    let transport = Transport::of(&app.settings, &headers);
+    Ok(WithCookie::set(transport, &session.token, session.lifetime, Json(session.record)))
 }
 
 /// Returns the credentials of the caller: those of its session, or of its token.
@@ -101,7 +103,8 @@ pub(crate) async fn get(
 pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     _: NoForeignOrigin,
+    headers: HeaderMap,
     _: Args<NoArgs>,
 ) -> ApiResult<WithCookie<Null>> {
-    Ok(WithCookie::clear(&app.settings, Null))
+    Ok(WithCookie::clear(Transport::of(&app.settings, &headers), Null))
 }

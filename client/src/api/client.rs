@@ -6,6 +6,7 @@ mod tests;
 use std::fmt;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_types::key::Secret;
@@ -37,13 +38,15 @@ const LOGIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_LOGIN_RETRY_DELAY: Duration = Duration::from_secs(8);
 
 /// A client of one cluster that acts as one namespace.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Client {
     http: reqwest::Client,
     /// The URL of the API without a trailing slash.
     base: String,
     credentials: Credentials,
-    token: Mutex<Option<Secret>>,
+    token: Arc<Mutex<Option<Secret>>>,
+    /// Whether the server only checks creations.
+    is_dry_run: bool,
 }
 
 impl Client {
@@ -99,7 +102,14 @@ impl Client {
             Error::InvalidInput(format!("cannot create the HTTPS client: {}", root_cause(&error)))
         })?;
         let base = url.as_str().trim_end_matches('/').to_owned();
-        Ok(Self { http, base, credentials, token: Mutex::new(None) })
+        Ok(Self { http, base, credentials, token: Arc::default(), is_dry_run: false })
+    }
+
+    /// Returns this client for creations that the server only checks, if `is_dry_run` is set. The response is the record that
+    /// would be created.
+    #[must_use]
+    pub fn with_dry_run(&self, is_dry_run: bool) -> Self {
+        Self { is_dry_run, ..self.clone() }
     }
 
     /// Returns the URL of the API.
@@ -131,8 +141,12 @@ impl Client {
         &self,
         method: Method,
         path: String,
-        body: Option<Value>,
+        mut body: Option<Value>,
     ) -> Result<ApiResponse<T>> {
+        if self.is_dry_run && method == Method::POST {
+            // A server rejects the field if it cannot check a request without executing it.
+            body.get_or_insert_with(|| json!({}))["dry_run"] = true.into();
+        }
         let raw = self.send_authenticated(method, &path, body).await?;
         self.decode(&raw)
     }

@@ -11,12 +11,10 @@ use super::artifact_tables::{deletions, details, table, versions};
 use super::artifact_transfer::{UploadArguments, download, fetch, upload};
 use super::list::{ListOptions, ListView};
 use super::lookup::{NamedType, require_unambiguous, resolve};
-use super::network::NOT_CREATED;
 use super::session::Session;
 use super::wait::LongWaitOptions;
 use super::{events, metadata, operation};
 use crate::api::{ArtifactRef, ObjectPath};
-use crate::output;
 
 const LIST: ListView<ArtifactRecord> = ListView {
     table,
@@ -209,8 +207,7 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
         Command::Fetch { url, shared, in_namespace, dry_run, wait } => {
             let response = client.fetch_artifact(&url, shared, in_namespace.as_deref(), dry_run).await?;
             if dry_run {
-                output::status(NOT_CREATED);
-                return session.show(response, details);
+                return session.show_created(response, true, details);
             }
             fetch(session, response, wait.timer()).await
         }

@@ -33,6 +33,9 @@ pub enum Command {
         namespace: String,
         #[command(flatten)]
         limits: NewClaim,
+        /// Check the request without creating anything
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Change a claim; options that are not given keep their value
     Update {
@@ -133,9 +136,10 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             session.list(&list, &LIST, || client.claims(&namespace, &query)).await
         }
         Command::Show { namespace, claim } => session.show(client.claim(&namespace, &claim).await?, details),
-        Command::Create { namespace, limits } => {
+        Command::Create { namespace, limits, dry_run } => {
             let limits = ClaimChanges::from(limits).limits(now());
-            session.show(client.create_claim(&namespace, &limits).await?, details)
+            let response = client.with_dry_run(dry_run).create_claim(&namespace, &limits).await?;
+            session.show_created(response, dry_run, details)
         }
         Command::Update { namespace, claim, limits } => {
             session.show(client.update_claim(&namespace, &claim, &limits.limits(now())).await?, details)

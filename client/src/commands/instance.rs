@@ -114,6 +114,9 @@ pub enum Command {
         /// NETWORK or NETWORK@ADDRESS, followed by ,float ,model=MODEL or ,mac=MAC
         #[arg(value_parser = specs::parse_network)]
         network: NewInterface,
+        /// Check the request without adding the interface
+        #[arg(long)]
+        dry_run: bool,
         #[command(flatten)]
         wait: WaitOptions,
     },
@@ -243,7 +246,9 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
             let query = list.query();
             session.list(&list, &interface::LIST, || client.instance_interfaces(&instance, &query)).await
         }
-        Command::Plug { instance, network, wait } => plug(session, &instance, &network, wait).await,
+        Command::Plug { instance, network, dry_run, wait } => {
+            plug(session, &instance, &network, dry_run, wait).await
+        }
         Command::Log(arguments) => instance_log::run(arguments, session).await,
         Command::Screenshot { instance, file, force } => screenshot(session, &instance, &file, force).await,
         Command::Snapshot(arguments) => instance_snapshot::snapshot(session, arguments).await,
@@ -396,14 +401,18 @@ async fn plug(
     session: &Session,
     instance: &str,
     network: &NewInterface,
+    dry_run: bool,
     wait: WaitOptions,
 ) -> anyhow::Result<()> {
-    let client = &session.client;
+    let client = &session.client.with_dry_run(dry_run);
     let mut network = network.clone();
     // The server looks the name up in the namespace of the instance.
     let namespace = client.instance_in(instance, None).await?.value()?.namespace;
     resolve(client, NamedType::Network, &mut network.network_uuid, Some(&namespace)).await?;
     let mut response = client.plug_interface(instance, &network).await?;
+    if dry_run {
+        return session.show_created(response, dry_run, interface::details);
+    }
     let Some(mut timer) = wait.timer() else { return session.show(response, interface::details) };
     loop {
         let record = response.clone().value()?;

@@ -16,7 +16,6 @@ use super::instance_refusal::{node_rejections, stage_advice, stage_reason};
 use super::instance_specs as specs;
 use super::instance_tables::{details, pending_images};
 use super::lookup::{NamedType, resolve, warn_if_name_exists};
-use super::network::NOT_CREATED;
 use super::session::Session;
 use super::wait::{LongWaitOptions, PollTimer};
 use crate::api::{ApiResponse, Client, Error, EventQuery, ListQuery, NewInstance, NewInterface, ObjectPath};
@@ -180,8 +179,7 @@ pub(super) async fn create(session: &Session, arguments: Arguments) -> anyhow::R
         Err(error) => return Err(explain_refusal(session, &new, error).await),
     };
     if new.dry_run {
-        output::status(NOT_CREATED);
-        return session.show(response, details);
+        return session.show_created(response, true, details);
     }
     let Some(timer) = wait.timer() else { return session.show(response, details) };
     let id = response.clone().value()?.uuid;

@@ -39,6 +39,9 @@ pub enum Command {
         /// Required audience (aud) of its tokens
         #[arg(long)]
         audience: String,
+        /// Check the request without creating anything
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Change a trusted issuer; options that are not given keep their value
     Update {
@@ -113,9 +116,10 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             let events = client.events(ObjectPath::Issuer(&name), &query).await?.value()?;
             session.show(issuer, |issuer| details(issuer).rows([key_fetch_row(events.first())]))
         }
-        Command::Create { name, issuer_url, jwks_uri, audience } => {
+        Command::Create { name, issuer_url, jwks_uri, audience, dry_run } => {
             let terms = IssuerTerms { issuer_url, jwks_uri, audience };
-            session.show(client.create_issuer(&name, &terms).await?, details)
+            let response = client.with_dry_run(dry_run).create_issuer(&name, &terms).await?;
+            session.show_created(response, dry_run, details)
         }
         Command::Update { name, changes } => {
             let terms = changes.apply_to(client.issuer(&name).await?.value()?);

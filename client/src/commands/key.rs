@@ -7,7 +7,7 @@ use muster_types::object::ObjectType;
 use super::arguments::{given_or_prompted, parse_secret};
 use super::list::{ListOptions, ListView};
 use super::metadata;
-use super::session::Session;
+use super::session::{NOT_CREATED, Session};
 use crate::api::{AddedKey, ObjectPath};
 use crate::output::{self, Table, compact, escape_control, or_dash};
 use crate::time::{format_utc, parse_expiry};
@@ -40,6 +40,9 @@ pub enum Command {
         /// When it expires: a duration such as 2h or 30d, or a Unix time; never if not given
         #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
         expires: Option<f64>,
+        /// Check the request without creating anything
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Replace the secret of a key
     Update {
@@ -80,9 +83,14 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             session.list(&list, &LIST, || client.key_records(&namespace, &query)).await
         }
         Command::Show { namespace, name } => session.show(client.key(&namespace, &name).await?, details),
-        Command::Add { namespace, name, key, expires } => {
+        Command::Add { namespace, name, key, expires, dry_run } => {
             let key = key.map(|key| given_or_prompted(key, &name)).transpose()?;
-            let response = client.add_key(&namespace, &name, key.as_ref(), expires).await?;
+            let creator = client.with_dry_run(dry_run);
+            let response = creator.add_key(&namespace, &name, key.as_ref(), expires).await?;
+            // A generated secret of a key that does not exist is of no use.
+            if dry_run {
+                return session.confirm(&response, NOT_CREATED);
+            }
             if session.is_structured() {
                 return session.print_value(response.json());
             }

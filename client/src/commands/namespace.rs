@@ -36,6 +36,9 @@ pub enum Command {
         /// Secret of the first key, or - to be prompted for it
         #[arg(long, value_name = "SECRET", requires = "key_name", value_parser = parse_secret)]
         key: Option<Secret>,
+        /// Check the request without creating anything
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Delete a namespace
     Delete {
@@ -67,11 +70,12 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             session.list(&list, &LIST, || client.namespaces(&query)).await
         }
         Command::Show { name } => session.show(client.namespace(&name).await?, details),
-        Command::Create { name, key_name, key } => {
+        Command::Create { name, key_name, key, dry_run } => {
             let key =
                 key.map(|key| given_or_prompted(key, key_name.as_deref().unwrap_or_default())).transpose()?;
             let first_key = key_name.as_deref().zip(key.as_ref());
-            session.show(client.create_namespace(&name, first_key).await?, details)
+            let response = client.with_dry_run(dry_run).create_namespace(&name, first_key).await?;
+            session.show_created(response, dry_run, details)
         }
         Command::Delete { name, wait } => {
             let response = client.delete_namespace(&name).await?;

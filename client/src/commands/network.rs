@@ -22,8 +22,6 @@ use crate::exit_code::timed_out;
 use crate::output::{self, Table, compact, escape_control, or_dash};
 use crate::time::format_utc;
 
-/// The result of a dry run.
-pub(super) const NOT_CREATED: &str = "the request is valid; nothing was created";
 /// The maximum number of instances that a message lists.
 const MAX_LISTED: usize = 10;
 
@@ -287,8 +285,7 @@ async fn create(session: &Session, new: &NewNetwork, wait: WaitOptions) -> anyho
     warn_if_name_exists(&session.client, NamedType::Network, &new.name, new.namespace.as_deref()).await;
     let mut response = session.client.create_network(new).await?;
     if new.dry_run {
-        output::status(NOT_CREATED);
-        return session.show(response, details);
+        return session.show_created(response, true, details);
     }
     let mut network = response.clone().value()?;
     if let Some(mut timer) = wait.timer() {

@@ -46,6 +46,9 @@ pub enum Command {
         /// Prefix of the key names
         #[arg(long)]
         prefix: String,
+        /// Check the request without creating anything
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Change a mapping rule; options that are not given keep their value
     Update {
@@ -153,10 +156,11 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             session.list(&list, &LIST, || client.rules(&namespace, &query)).await
         }
         Command::Show { namespace, name } => session.show(client.rule(&namespace, &name).await?, details),
-        Command::Create { namespace, name, issuer, claims, scopes, ttl, prefix } => {
+        Command::Create { namespace, name, issuer, claims, scopes, ttl, prefix, dry_run } => {
             let bound_claims = bind_claims(claims);
             let terms = RuleTerms { issuer, bound_claims, scopes, key_ttl: ttl, key_name_prefix: prefix };
-            session.show(client.create_rule(&namespace, &name, &terms).await?, details)
+            let response = client.with_dry_run(dry_run).create_rule(&namespace, &name, &terms).await?;
+            session.show_created(response, dry_run, details)
         }
         Command::Update { namespace, name, changes } => {
             let terms = changes.apply_to(client.rule(&namespace, &name).await?.value()?);

@@ -15,6 +15,9 @@ use crate::credentials::{
 use crate::output::{self, Format, Table};
 use crate::profiles::{DEFAULT_PROFILE, Profiles};
 
+/// The result of a dry run.
+pub(super) const NOT_CREATED: &str = "the request is valid; nothing was created";
+
 /// Options of all commands.
 // The ids differ from the names because a global option and an argument of a command must not share one.
 #[derive(Debug, Clone, Default, Args)]
@@ -199,6 +202,19 @@ impl Session {
         } else {
             output::print_table(&table(response.value()?))
         }
+    }
+
+    /// Prints what was created, or with `is_dry_run` what would be.
+    pub(super) fn show_created<T: DeserializeOwned>(
+        &self,
+        response: ApiResponse<T>,
+        is_dry_run: bool,
+        table: impl FnOnce(T) -> Table,
+    ) -> anyhow::Result<()> {
+        if is_dry_run {
+            output::status(NOT_CREATED);
+        }
+        self.show(response, table)
     }
 
     /// Prints one line for people, or the response in the output format.

@@ -14,19 +14,27 @@ pub enum Command {
     /// List the namespaces that a namespace trusts
     List { namespace: String },
     /// Give another namespace access to the objects of this one
-    Add { namespace: String, other: String },
+    Add {
+        namespace: String,
+        other: String,
+        /// Check the request without changing anything
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Stop trusting another namespace
     Remove { namespace: String, other: String },
 }
 
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
-    let response = match command {
-        Command::List { namespace } => client.namespace(&namespace).await?,
-        Command::Add { namespace, other } => client.add_trust(&namespace, &other).await?,
-        Command::Remove { namespace, other } => client.remove_trust(&namespace, &other).await?,
+    let (response, is_dry_run) = match command {
+        Command::List { namespace } => (client.namespace(&namespace).await?, false),
+        Command::Add { namespace, other, dry_run } => {
+            (client.with_dry_run(dry_run).add_trust(&namespace, &other).await?, dry_run)
+        }
+        Command::Remove { namespace, other } => (client.remove_trust(&namespace, &other).await?, false),
     };
-    session.show(trusted(&response)?, table)
+    session.show_created(trusted(&response)?, is_dry_run, table)
 }
 
 fn trusted(response: &ApiResponse<NamespaceRecord>) -> anyhow::Result<ApiResponse<Vec<String>>> {

@@ -40,6 +40,9 @@ pub enum Command {
         /// Create it disabled
         #[arg(long)]
         disabled: bool,
+        /// Check the request without creating anything
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Change a webhook; options that are not given keep their value
     Update {
@@ -148,10 +151,15 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             session.list(&list, &LIST, || client.webhooks(&namespace, &query)).await
         }
         Command::Show { namespace, name } => session.show(client.webhook(&namespace, &name).await?, details),
-        Command::Create { namespace, name, url, filters, disabled } => {
+        Command::Create { namespace, name, url, filters, disabled, dry_run } => {
             let mut terms = json!({ "url": url, "enabled": !disabled });
             filters.add_to(&mut terms);
-            show_secret(session, client.create_webhook(&namespace, &name, terms).await?)
+            let response = client.with_dry_run(dry_run).create_webhook(&namespace, &name, terms).await?;
+            // The secret of a webhook that does not exist is of no use.
+            if dry_run {
+                return session.show_created(response, dry_run, details);
+            }
+            show_secret(session, response)
         }
         Command::Update { namespace, name, changes } => {
             let terms = changes.apply_to(client.webhook(&namespace, &name).await?.value()?);

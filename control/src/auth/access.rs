@@ -115,7 +115,14 @@ impl Caller {
             scopes: self.scopes.clone(),
             remote: self.remote.clone(),
             nonce: self.nonce.clone(),
+            session_end: self.session_end(),
         }
+    }
+
+    /// Returns the Unix time at which the browser session of the caller ends, if it has one.
+    #[must_use]
+    pub fn session_end(&self) -> Option<u64> {
+        self.token.filter(|token| token.is_session).map(|token| token.expires)
     }
 
     /// Replaces the identity of a service key by the one of the caller whose request was forwarded; `minted` is that of
@@ -135,7 +142,7 @@ impl Caller {
         self.scopes = original.scopes;
         self.remote = original.remote;
         self.nonce = original.nonce;
-        self.token = None;
+        self.token = original.session_end.map(|expires| TokenLifetime { expires, is_session: true });
         self.minted = minted;
         self.trusting = trusting;
         is_service && is_namespace

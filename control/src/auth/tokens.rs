@@ -51,6 +51,9 @@ pub struct OriginalCaller {
     /// The nonce of the caller's key; `None` from daemons of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nonce: Option<String>,
+    /// Unix time at which the browser session of the caller ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_end: Option<u64>,
 }
 
 /// The key that a token is created for.

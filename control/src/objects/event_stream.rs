@@ -1,12 +1,14 @@
 //! Event streams: who may see which messages, and what is sent. See docs/decisions/0080.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use muster_types::event::EventRecord;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 
 use crate::app::App;
@@ -62,7 +64,35 @@ pub(crate) struct StreamFilter {
     namespace: Option<String>,
 }
 
+/// The number of events that are read for a client that resumes. One that has missed more reads its objects again.
+const MAX_REPLAYED_EVENTS: usize = 5000;
+
+/// Messages of requests and logins. They change nothing in the namespace that they are events of.
+const TOKEN_USES: [&str; 4] = [
+    "token used to authenticate request",
+    "token created from key",
+    "token created from login ticket",
+    "login ticket created",
+];
+
 impl StreamFilter {
+    /// Returns what the stream sends of a message, if anything.
+    fn view(&self, message: &StreamMessage) -> Option<Bytes> {
+        if self.allows(message) {
+            return Some(message.text.clone());
+        }
+        message.notice.clone().filter(|_| self.is_noticed(message))
+    }
+
+    /// Returns whether the stream tells that an object has changed whose events the caller may not see: its own namespace, and
+    /// the keys of it, which the caller may read.
+    fn is_noticed(&self, message: &StreamMessage) -> bool {
+        let is_own = message.owner.as_ref() == Some(&self.caller)
+            && self.namespace.as_ref() == Some(&self.caller)
+            && self.object.is_none();
+        is_own && scopes::grants(self.scopes.as_deref(), "auth.read")
+    }
+
     /// Returns whether a message belongs to the stream. It needs the scope of reading the object, and the events of some types
     /// of objects are only for administrators, as in the lists of events.
     fn allows(&self, message: &StreamMessage) -> bool {
@@ -126,9 +156,10 @@ pub async fn open(
     let token = caller.token.ok_or_else(|| Error::Internal("a caller without a token".into()))?;
     let key = (caller.namespace.clone(), caller.key_name.clone());
     let (limit, allowed) = (filter.namespace.clone(), filter.clone());
-    let allows = Box::new(move |message: &StreamMessage| allowed.allows(message));
-    let subscription = app.event_streams.open(key, caller.nonce.clone(), limit, allows)?;
-    let backlog = position.map(Backlog::new);
+    let view = Box::new(move |message: &StreamMessage| allowed.view(message));
+    let subscription = app.event_streams.open(key, caller.nonce.clone(), limit, view)?;
+    let backlog =
+        position.map(|position| Backlog::new(position, app.event_streams.replays(&caller.namespace)));
     if backlog.is_none() {
         subscription.start();
     }
@@ -189,18 +220,24 @@ impl EventStream {
                 self.subscription.start();
             }
             // After an error, the client resumes the stream.
-            return read
+            let read = read
                 .inspect_err(|error| tracing::warn!(%error, "failed to read events for a stream"))
-                .ok();
+                .ok()?;
+            if read.is_none() {
+                self.backlog = None;
+                self.subscription.start();
+                return Some(vec![RESET]);
+            }
+            return read;
         }
         match self.subscription.next().await? {
             StreamItem::Started(stored) => {
                 let position = self.backlog.as_mut().map_or(stored, Backlog::read_again);
                 Some(vec![started(position)])
             }
-            StreamItem::Message(message) => {
-                let is_sent = self.backlog.as_ref().is_some_and(|backlog| backlog.has_sent(&message));
-                Some(if is_sent { vec![] } else { vec![message.text] })
+            StreamItem::Message { event, text } => {
+                let is_sent = self.backlog.as_ref().is_some_and(|backlog| backlog.has_sent(event.as_deref()));
+                Some(if is_sent { vec![] } else { vec![text] })
             }
             StreamItem::Position(stored) => {
                 self.backlog = self.backlog.take().filter(|backlog| backlog.may_overlap(stored));
@@ -222,13 +259,17 @@ struct Backlog {
     is_complete: bool,
     /// Whether this is the second pass.
     is_last: bool,
+    /// The number of events that were read.
+    count: usize,
+    /// Limits the concurrent reads of the namespace.
+    limit: Arc<Semaphore>,
 }
 
 impl Backlog {
-    fn new(resumed: f64) -> Self {
+    fn new(resumed: f64, limit: Arc<Semaphore>) -> Self {
         // Events that became visible late may be before the position. Others are sent twice.
         let position = EventPosition { stored: resumed - MAX_COMMIT_DELAY, event_uuid: String::new() };
-        Self { resumed, position, sent: HashMap::new(), is_complete: false, is_last: false }
+        Self { resumed, position, sent: HashMap::new(), is_complete: false, is_last: false, count: 0, limit }
     }
 
     /// Starts the second pass. Returns the position so far.
@@ -240,13 +281,20 @@ impl Backlog {
         reached
     }
 
-    /// Returns the next messages. If it is cancelled, the next call returns them.
-    async fn read(&mut self, app: &App, filter: &StreamFilter) -> Result<Vec<Bytes>> {
+    /// Returns the next messages; `None` if the client has missed too many. If it is cancelled, the next call returns them.
+    async fn read(&mut self, app: &App, filter: &StreamFilter) -> Result<Option<Vec<Bytes>>> {
+        let limit = Arc::clone(&self.limit);
+        // Held only while a page is read: a client that does not read its stream delays no other.
+        let _permit = limit.acquire().await;
         let page = event_streams::page(&*app.store, &self.position, EVENT_PAGE).await?;
         let Some(last) = page.last().cloned() else {
             self.is_complete = true;
-            return Ok(vec![]);
+            return Ok(Some(vec![]));
         };
+        if self.count + page.len() > MAX_REPLAYED_EVENTS {
+            return Ok(None);
+        }
+        self.count += page.len();
         let new: Vec<EventPosition> =
             page.into_iter().filter(|event| !self.sent.contains_key(&event.event_uuid)).collect();
         let messages = read_messages(app, &new).await?;
@@ -255,15 +303,11 @@ impl Backlog {
         let oldest = last.stored - 2.0 * MAX_COMMIT_DELAY;
         self.sent.retain(|_, stored| *stored >= oldest);
         self.position = last;
-        Ok(messages
-            .into_iter()
-            .filter(|message| filter.allows(message))
-            .map(|message| message.text)
-            .collect())
+        Ok(Some(messages.iter().filter_map(|message| filter.view(message)).collect()))
     }
 
-    fn has_sent(&self, message: &StreamMessage) -> bool {
-        message.event.as_ref().is_some_and(|event| self.sent.contains_key(event))
+    fn has_sent(&self, event: Option<&str>) -> bool {
+        event.is_some_and(|event| self.sent.contains_key(event))
     }
 
     /// Returns whether current events may be among those that were sent.
@@ -317,16 +361,25 @@ fn event_message(event: OwnedEvent) -> Result<StreamMessage> {
         namespace: owner.clone(),
     };
     let text = message_text(Some(position.stored), "event", &data)?;
-    Ok(StreamMessage { event: Some(position.event_uuid), object, owner, cause, text })
+    let is_noticed = matches!(object.object_type, ObjectType::Namespace | ObjectType::NamespaceKey)
+        && !TOKEN_USES.contains(&data.event.message.as_str());
+    let notice = if is_noticed { Some(change_text(&object, owner.as_ref())?) } else { None };
+    Ok(StreamMessage { event: Some(position.event_uuid), object, owner, cause, text, notice })
 }
 
 /// Returns the message of a change without an event.
 pub(crate) fn change_message(object: ObjectRef, owner: Option<String>) -> Result<StreamMessage> {
-    let data =
-        StreamedChange { object_type: object.object_type, uuid: object.id.clone(), namespace: owner.clone() };
-    let text = message_text(None, "change", &data)?;
-    Ok(StreamMessage { event: None, object, owner, cause: None, text })
+    let text = change_text(&object, owner.as_ref())?;
+    Ok(StreamMessage { event: None, object, owner, cause: None, text, notice: None })
 }
+
+fn change_text(object: &ObjectRef, owner: Option<&String>) -> Result<Bytes> {
+    let (uuid, namespace) = (object.id.clone(), owner.cloned());
+    message_text(None, "change", &StreamedChange { object_type: object.object_type, uuid, namespace })
+}
+
+/// Makes a client read its objects again, because events are missing in the stream.
+const RESET: Bytes = Bytes::from_static(b"event: reset\ndata: {}\n\n");
 
 /// Returns the first message of a stream, which has a position: a client that is disconnected before the first event resumes
 /// here.
@@ -360,6 +413,7 @@ mod tests {
             owner: owner.map(str::to_owned),
             cause: cause.map(str::to_owned),
             text: Bytes::new(),
+            notice: Some(Bytes::from_static(b"notice")),
         }
     }
 
@@ -391,6 +445,26 @@ mod tests {
         );
         let other = ObjectRef::new(ObjectType::Instance, "other");
         assert!(!StreamFilter { object: Some(other), ..filter("red", None) }.allows(&instance));
+    }
+
+    #[test]
+    fn callers_learn_of_changes_of_their_namespace() {
+        let notice = Some(Bytes::from_static(b"notice"));
+        for object_type in [ObjectType::Namespace, ObjectType::NamespaceKey] {
+            let changed = message(object_type, Some("red"), Some("system"));
+            assert_eq!(filter("red", None).view(&changed), notice);
+            assert_eq!(filter("blue", None).view(&changed), None);
+            assert_eq!(
+                filter("red", Some(&["network.*"])).view(&changed),
+                None,
+                "it may not read its namespace"
+            );
+            assert_eq!(filter("system", None).view(&changed), Some(changed.text.clone()), "the event itself");
+            let other = StreamFilter { namespace: Some("blue".into()), ..filter("red", None) };
+            assert_eq!(other.view(&changed), None, "a stream about another namespace");
+            let other = ObjectRef::new(ObjectType::Instance, "i");
+            assert_eq!(StreamFilter { object: Some(other), ..filter("red", None) }.view(&changed), None);
+        }
     }
 
     #[test]

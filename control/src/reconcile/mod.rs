@@ -9,6 +9,7 @@ pub(crate) mod blob_copies;
 mod changes;
 pub mod checkin;
 pub mod cleaner;
+mod console_sessions;
 mod event_prune;
 mod event_rows;
 mod event_streams;

@@ -8,9 +8,10 @@ use muster_types::settings::Settings;
 
 use super::task::{Run, RunsOn, Task};
 use super::{
-    agent_operations, agents, artifact_watch, backups, changes, checkin, cleaner, event_prune, event_rows,
-    event_streams, instance_watch, key_sweep, maintainer, mesh, network_role, network_usage, network_watch,
-    networks, node_watch, quarantine, replicas, storage, vm_usage, vms, webhooks,
+    agent_operations, agents, artifact_watch, backups, changes, checkin, cleaner, console_sessions,
+    event_prune, event_rows, event_streams, instance_watch, key_sweep, maintainer, mesh, network_role,
+    network_usage, network_watch, networks, node_watch, quarantine, replicas, storage, vm_usage, vms,
+    webhooks,
 };
 use crate::health;
 use crate::objects::agent_operation::end::expire_overdue;
@@ -89,6 +90,14 @@ pub static TASKS: &[Task] = &[
         last_run: None,
         purpose: "reads new events of all daemons for the event streams of this daemon, while there are any",
         run: Run::Loop(|app, stop| Box::pin(event_streams::run(app, stop))),
+    },
+    Task {
+        name: "console sessions",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| console_sessions::CHECK_INTERVAL,
+        last_run: None,
+        purpose: "ends consoles whose keys were deleted, replaced or have expired, while there are any",
+        run: Run::Loop(|app, stop| Box::pin(console_sessions::run(app, stop))),
     },
     Task {
         name: "event rows",

@@ -35,6 +35,10 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// namespace do not delay others.
 const MAX_SENDERS: usize = 64;
 const MAX_NAMESPACE_SENDERS: usize = 4;
+/// How many of them may be webhooks whose last attempt has failed, so that receivers which are known to be slow or down do not
+/// delay those that work.
+const MAX_FAILING_SENDERS: usize = 32;
+const MAX_NAMESPACE_FAILING_SENDERS: usize = 2;
 /// The number of deliveries after which another webhook may be next.
 const SENDER_BATCH: usize = 10;
 /// The random part of a delay, as a share of it.
@@ -129,12 +133,18 @@ async fn insert(app: &App, enabled: &[WebhookRow], deliveries: &[NewDelivery], p
 
 type Sender<'a> = Pin<Box<dyn Future<Output = WebhookId> + Send + 'a>>;
 
+/// A webhook that is being sent to.
+struct CurrentWebhook {
+    namespace: String,
+    /// Whether the last attempt before had failed.
+    is_failing: bool,
+}
+
 /// The webhooks that are being sent to.
 #[derive(Default)]
 struct Senders<'a> {
     running: FuturesUnordered<Sender<'a>>,
-    /// The namespaces of these webhooks.
-    namespaces: HashMap<WebhookId, String>,
+    current: HashMap<WebhookId, CurrentWebhook>,
     client: Option<Arc<GuardedClient>>,
 }
 
@@ -144,12 +154,12 @@ impl<'a> Senders<'a> {
         let time = app.store.membership.database_time();
         for id in webhook_deliveries::due_webhooks(&*app.store, time).await? {
             let Some(row) = enabled.iter().find(|row| row.id == id) else { continue };
-            let of_namespace = self.namespaces.values().filter(|name| **name == row.namespace).count();
-            if self.namespaces.contains_key(&id) || of_namespace >= MAX_NAMESPACE_SENDERS {
-                continue;
-            }
             if self.running.len() >= MAX_SENDERS {
                 break;
+            }
+            let is_failing = is_failing(row);
+            if self.current.contains_key(&id) || !self.has_room(&row.namespace, is_failing) {
+                continue;
             }
             let client = match &self.client {
                 Some(client) => client.clone(),
@@ -158,7 +168,7 @@ impl<'a> Senders<'a> {
                     self.client.insert(Arc::new(client)).clone()
                 }
             };
-            self.namespaces.insert(id, row.namespace.clone());
+            self.current.insert(id, CurrentWebhook { namespace: row.namespace.clone(), is_failing });
             self.running.push(Box::pin(async move {
                 if let Err(error) = send_due(app, &client, id).await {
                     tracing::warn!(webhook = %id, %error, "failed to send the deliveries of a webhook");
@@ -169,15 +179,38 @@ impl<'a> Senders<'a> {
         Ok(())
     }
 
+    /// Returns whether another webhook of a namespace may be sent to.
+    fn has_room(&self, namespace: &str, is_failing: bool) -> bool {
+        let (mut of_namespace, mut failing, mut failing_of_namespace) = (0, 0, 0);
+        for current in self.current.values() {
+            let is_same = usize::from(current.namespace == namespace);
+            of_namespace += is_same;
+            if current.is_failing {
+                failing += 1;
+                failing_of_namespace += is_same;
+            }
+        }
+        of_namespace < MAX_NAMESPACE_SENDERS
+            && (!is_failing
+                || failing < MAX_FAILING_SENDERS && failing_of_namespace < MAX_NAMESPACE_FAILING_SENDERS)
+    }
+
     /// Waits until one of the webhooks is finished.
     async fn next_end(&mut self) {
         if let Some(id) = self.running.next().await {
-            self.namespaces.remove(&id);
+            self.current.remove(&id);
         }
     }
 }
 
-/// Sends due deliveries of a webhook, one after the other.
+/// Returns whether the last attempt of a webhook has failed.
+fn is_failing(webhook: &WebhookRow) -> bool {
+    webhook
+        .last_failed
+        .is_some_and(|failed| webhook.last_delivered.is_none_or(|delivered| failed > delivered))
+}
+
+/// Sends due deliveries of a webhook, one after the other, until one fails.
 async fn send_due(app: &App, client: &GuardedClient, id: WebhookId) -> Result<()> {
     for _ in 0..SENDER_BATCH {
         let time = app.store.membership.database_time();
@@ -186,7 +219,11 @@ async fn send_due(app: &App, client: &GuardedClient, id: WebhookId) -> Result<()
         let due = webhook_deliveries::next_due(&*app.store, id, time).await?;
         let Some(delivery) = due else { return Ok(()) };
         let outcome = send(app, client, &webhook, &delivery).await;
+        let has_failed = outcome.is_err();
         record(app, &webhook, &delivery, outcome).await?;
+        if has_failed {
+            return Ok(());
+        }
     }
     Ok(())
 }

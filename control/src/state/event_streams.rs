@@ -2,14 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use muster_types::object::ObjectRef;
 use muster_types::{Error, Result};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 
 /// The maximum number of streams of one key.
 const MAX_KEY_STREAMS: usize = 20;
@@ -17,14 +17,16 @@ const MAX_KEY_STREAMS: usize = 20;
 const MAX_STREAMS: usize = 2000;
 /// The maximum number of messages that wait for a client. A client that is slower is disconnected.
 const MAX_QUEUED: usize = 1024;
+/// The maximum number of concurrent reads of earlier events for the streams of one namespace.
+const MAX_NAMESPACE_REPLAYS: usize = 2;
 /// Seconds after which a caller with too many streams should retry.
 const RETRY_AFTER: u64 = 15;
 
 /// Identifies the key of a caller: namespace and name.
 pub type StreamKey = (String, String);
 
-/// Returns whether a message belongs to a stream.
-pub type MessageFilter = Box<dyn Fn(&StreamMessage) -> bool + Send + Sync>;
+/// Returns what a stream sends of a message, if anything.
+pub type MessageFilter = Box<dyn Fn(&StreamMessage) -> Option<Bytes> + Send + Sync>;
 
 /// A message for the clients of streams.
 #[derive(Debug, Clone)]
@@ -38,6 +40,8 @@ pub struct StreamMessage {
     pub cause: Option<String>,
     /// The message as it is sent.
     pub text: Bytes,
+    /// What the namespace of the object receives if it may not see the event: that the object has changed.
+    pub notice: Option<Bytes>,
 }
 
 /// What a stream receives.
@@ -45,7 +49,11 @@ pub struct StreamMessage {
 pub enum StreamItem {
     /// The stream is complete from now on. Events that were stored before this time may have been omitted.
     Started(f64),
-    Message(StreamMessage),
+    Message {
+        /// UUID of the event, if it is one.
+        event: Option<String>,
+        text: Bytes,
+    },
     /// The stream has received all events that were stored before this time.
     Position(f64),
 }
@@ -59,6 +67,8 @@ pub struct EventStreams {
 #[derive(Debug, Default)]
 struct Inner {
     streams: Mutex<Streams>,
+    /// Limits the reads of earlier events of each namespace that reads some.
+    replays: Mutex<HashMap<String, Weak<Semaphore>>>,
     /// Notified when a stream is to be started.
     opened: Notify,
     is_closed: AtomicBool,
@@ -188,6 +198,18 @@ impl EventStreams {
         Ok(EventSubscription { streams: self.clone(), id, receiver, is_ended })
     }
 
+    /// Returns what limits the concurrent reads of earlier events for a namespace.
+    pub(crate) fn replays(&self, namespace: &str) -> Arc<Semaphore> {
+        let mut replays = self.inner.replays.lock();
+        if let Some(known) = replays.get(namespace).and_then(Weak::upgrade) {
+            return known;
+        }
+        replays.retain(|_, known| known.strong_count() > 0);
+        let new = Arc::new(Semaphore::new(MAX_NAMESPACE_REPLAYS));
+        replays.insert(namespace.to_owned(), Arc::downgrade(&new));
+        new
+    }
+
     /// Returns the number of open streams.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -204,9 +226,10 @@ impl EventStreams {
         let mut streams = self.inner.streams.lock();
         let mut slow = Vec::new();
         for (id, stream) in streams.open.iter().filter(|(_, stream)| stream.state == StreamState::Started) {
-            let wanted = messages.iter().filter(|message| (stream.filter)(message));
-            for message in wanted {
-                if stream.sender.try_send(StreamItem::Message(message.clone())).is_err() {
+            for message in messages {
+                let Some(text) = (stream.filter)(message) else { continue };
+                let item = StreamItem::Message { event: message.event.clone(), text };
+                if stream.sender.try_send(item).is_err() {
                     slow.push(*id);
                     break;
                 }
@@ -269,14 +292,15 @@ mod tests {
 
     fn message(id: &str) -> StreamMessage {
         let object = ObjectRef::new(ObjectType::Instance, id);
-        StreamMessage { event: None, object, owner: None, cause: None, text: Bytes::new() }
+        StreamMessage { event: None, object, owner: None, cause: None, text: Bytes::new(), notice: None }
     }
 
     #[tokio::test]
     async fn streams_are_limited_and_end_when_they_do_not_keep_up() {
         let streams = EventStreams::default();
         let open = |key: &str| {
-            let filter: MessageFilter = Box::new(|message| message.object.id == "wanted");
+            let filter: MessageFilter =
+                Box::new(|message| (message.object.id == "wanted").then(|| message.text.clone()));
             streams.open(("red".into(), key.into()), None, None, filter)
         };
         let mut all: Vec<_> = (0..MAX_KEY_STREAMS).map(|_| open("a").unwrap()).collect();
@@ -295,12 +319,27 @@ mod tests {
         streams.publish(&vec![message("wanted"); MAX_QUEUED]);
         assert_eq!(streams.count(), 1, "only the stream that has read has room");
         assert!(all[0].next().await.is_none(), "what is queued is discarded");
-        assert!(matches!(other.next().await, Some(StreamItem::Message(_))));
+        assert!(matches!(other.next().await, Some(StreamItem::Message { .. })));
         streams.end_all_of_key(&("red".into(), "b".into()), None);
         assert!(other.next().await.is_none());
         drop((all, other));
         assert!(streams.inner.streams.lock().of_key.is_empty());
         streams.close();
         assert!(matches!(open("a"), Err(Error::Unavailable(_))));
+    }
+
+    #[test]
+    fn replays_of_a_namespace_share_a_limit() {
+        let streams = EventStreams::default();
+        let (red, again, blue) = (streams.replays("red"), streams.replays("red"), streams.replays("blue"));
+        let held: Vec<_> = (0..MAX_NAMESPACE_REPLAYS).map(|_| red.try_acquire().unwrap()).collect();
+        assert!(again.try_acquire().is_err() && blue.try_acquire().is_ok());
+        drop(held);
+        assert!(again.try_acquire().is_ok());
+        drop((red, again));
+        let _new = streams.replays("green");
+        let mut known: Vec<String> = streams.inner.replays.lock().keys().cloned().collect();
+        known.sort();
+        assert_eq!(known, ["blue", "green"], "unused limits are removed");
     }
 }

@@ -4,6 +4,7 @@ mod agent_notifier;
 mod blob_uses;
 mod blobs_in_progress;
 mod cluster_changes;
+mod console_sessions;
 mod event_follower;
 mod event_streams;
 mod lease_observations;
@@ -20,6 +21,7 @@ pub use agent_notifier::AgentNotifier;
 pub use blob_uses::BlobUses;
 pub use blobs_in_progress::{BlobInProgress, BlobsInProgress};
 pub use cluster_changes::ClusterChanges;
+pub use console_sessions::{ConsoleSession, ConsoleSessions};
 pub(crate) use event_follower::{EventFollower, MAX_COMMIT_DELAY, PAGE as EVENT_PAGE};
 pub use event_streams::{
     EventStreams, EventSubscription, MessageFilter, StreamItem, StreamKey, StreamMessage,

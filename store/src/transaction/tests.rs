@@ -1,7 +1,8 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use muster_types::Error;
+use muster_types::namespace::NamespaceState;
 
 use crate::testing::on_both_engines;
 use crate::*;
@@ -42,6 +43,47 @@ on_both_engines! {
         })
         .await;
         assert!(namespaces::get(&*store, "second").await.unwrap().is_some());
+    }
+
+    async fn change_is_committed_only_if_its_precondition_is_met(store: Arc<Store>) {
+        transaction!(store, |tx| { Ok(namespaces::insert(tx, "red").await?) }).unwrap();
+        let row = ObjectRow { table: "namespaces", key_column: "name", key: "red".into() };
+        let checks = Arc::new(AtomicUsize::new(0));
+        let counted = |is_met: bool| {
+            let (row, checks, store) = (row.clone(), Arc::clone(&checks), Arc::clone(&store));
+            require_precondition(Precondition::new(Some(row), move || {
+                let (checks, store) = (Arc::clone(&checks), Arc::clone(&store));
+                async move {
+                    checks.fetch_add(1, Ordering::Relaxed);
+                    let changed = namespaces::get(&*store, "new").await?;
+                    assert!(changed.is_none(), "what the transaction changes is not visible");
+                    if is_met { Ok(()) } else { Err(Error::PreconditionFailed("changed".into())) }
+                }
+            }));
+        };
+        let insert = async |name: &str| {
+            transaction!(store, |tx| {
+                namespaces::lock(tx, "red", NamespaceState::Created).await?;
+                Ok(namespaces::insert(tx, name).await?)
+            })
+        };
+        let refused = run_change(|| Ok(()), async {
+            counted(false);
+            transaction!(store, |tx| { Ok(tx.query("SELECT name FROM namespaces", &[]).await?) }).unwrap();
+            insert("new").await
+        })
+        .await;
+        assert!(matches!(refused, Err(Error::PreconditionFailed(_))), "{refused:?}");
+        assert!(namespaces::get(&*store, "new").await.unwrap().is_none());
+        assert_eq!(checks.swap(0, Ordering::Relaxed), 1, "a transaction that writes nothing needs no check");
+        run_change(|| Ok(()), async {
+            counted(true);
+            insert("new").await.unwrap();
+            insert("other").await.unwrap();
+        })
+        .await;
+        assert_eq!(checks.load(Ordering::Relaxed), 1, "only the first one that writes is checked");
+        assert!(namespaces::get(&*store, "other").await.unwrap().is_some());
     }
 
     async fn concurrent_transactions_lose_no_updates(store: Arc<Store>) {

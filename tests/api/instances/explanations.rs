@@ -2,6 +2,8 @@
 
 use axum::http::Method;
 use muster_test_cluster::{Cluster, wait_for};
+use muster_types::event::{Event, EventType};
+use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
 use super::{create, create_network, path, post_action, text, try_create};
@@ -51,6 +53,21 @@ async fn explains_a_running_and_a_stopped_instance() {
     let is_off = |explanation: &Value| explanation["state"] == "off";
     let explanation = wait_for_explanation(&cluster, &token, &explain, is_off).await;
     assert_eq!(commands(&explanation), [format!("muster instance poweron {uuid}")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn periodic_events_do_not_displace_the_reason() {
+    let (cluster, token) = cluster(&[]).await;
+    let web = create(&cluster, &token, "web", &json!({})).await;
+    let explain = path(&web, "/explain");
+    let is_placed = |explanation: &Value| explanation["placement"] != json!([]);
+    let before = wait_for_explanation(&cluster, &token, &explain, is_placed).await;
+    let object = ObjectRef::new(ObjectType::Instance, text(&web, "uuid"));
+    // More than an explanation reads.
+    let usage: Vec<Event> = (0..300).map(|_| Event::new(EventType::Usage, object.clone(), "usage")).collect();
+    muster_store::events::insert(&cluster.app.store, &usage).await.unwrap();
+    let after = get(&cluster, &token, &explain).await.body;
+    assert_eq!((&after["why"], &after["placement"]), (&before["why"], &before["placement"]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

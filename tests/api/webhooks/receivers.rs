@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::Method;
 use muster_control::reconcile;
+use muster_store::transaction;
 use muster_test_cluster::wait_for;
 use muster_testing::web_server::{Reply, WebServer};
 use muster_types::event::{Event, EventType};
@@ -125,6 +126,26 @@ async fn slow_receivers_do_not_delay_other_webhooks() {
     .await;
     assert_eq!((&failed["state"], &failed["response_status"]), (&json!("pending"), &Value::Null));
     assert_eq!(failed["error"], "127.0.0.1 does not respond within 10 seconds");
+    pass.abort();
+    let _ = pass.await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failing_webhooks_leave_room_for_others_of_their_namespace() {
+    let fixture = Fixture::new().await;
+    let (slow, server) = (receiver(0).await, receiver(200).await);
+    for number in 0..6 {
+        fixture.create(&format!("slow{number}"), &slow.url("/")).await;
+    }
+    fixture.create("works", &server.url("/")).await;
+    let failed = "UPDATE webhooks SET last_failed = 1 WHERE name <> 'works'";
+    transaction!(fixture.cluster.app.store, |tx| { Ok(tx.execute(failed, &[]).await?) }).unwrap();
+    fixture.record("to all");
+    fixture.wait_until_drained().await;
+    let app = Arc::clone(&fixture.cluster.app);
+    let pass = tokio::spawn(async move { reconcile::webhooks::run(&app).await });
+    wait_for("the others", async || (messages(&server) == ["to all"]).then_some(())).await;
+    assert!(slow.requests().len() <= 2, "the rest waits for those that time out");
     pass.abort();
     let _ = pass.await;
 }

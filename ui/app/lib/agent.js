@@ -44,6 +44,8 @@ function Output({ result }) {
 
 /** The number of characters of live output that are kept. */
 const MAX_OUTPUT = 200000;
+/** An unfinished line that is longer than this is shown as it is. */
+const MAX_LINE = 10000;
 
 /** Returns the text that a terminal without a cursor shows. */
 export const plainText = (output) =>
@@ -53,16 +55,48 @@ export const plainText = (output) =>
     .replaceAll(/[^\n]*\r/g, "")
     .replaceAll(/[\u0000-\u0008\u000b-\u001f\u007f]/g, "");
 
+/** Appends output to an element. Only the last line is rendered again, so long output costs no more than short output. */
+export class OutputWriter {
+  constructor(element) {
+    this.element = element;
+    this.length = 0;
+    this.line = "";
+    this.last = element.appendChild(document.createTextNode(""));
+  }
+
+  write(text) {
+    this.line += text;
+    const end = this.line.lastIndexOf("\n") + 1 || (this.line.length > MAX_LINE ? this.line.length : 0);
+    if (end > 0) {
+      const complete = document.createTextNode(plainText(this.line.slice(0, end)));
+      this.element.insertBefore(complete, this.last);
+      this.length += complete.length;
+      this.line = this.line.slice(end);
+    }
+    this.last.data = plainText(this.line);
+    while (this.length > MAX_OUTPUT && this.element.firstChild !== this.last) {
+      this.length -= this.element.firstChild.length;
+      this.element.firstChild.remove();
+    }
+  }
+}
+
 /** A command whose output is shown while it runs. It ends with the page. */
 function LiveRun({ path, line, refused }) {
-  const [output, setOutput] = useState("");
+  const output = useRef(null);
+  const [hasOutput, setHasOutput] = useState(false);
   const [result, setResult] = useState(null);
   const command = useRef(null);
   const [isInterrupted, setInterrupted] = useState(false);
   useEffect(() => {
     let isShown = true;
+    const writer = new OutputWriter(output.current);
     command.current = runCommand(path, line, {
-      output: (text) => isShown && setOutput((old) => (old + text).slice(-MAX_OUTPUT)),
+      output: (text) => {
+        if (!isShown) return;
+        writer.write(text);
+        setHasOutput(true);
+      },
       ended: (end) => {
         if (!isShown) return;
         if (end.refused) refused();
@@ -103,13 +137,7 @@ function LiveRun({ path, line, refused }) {
             `
           : null
       }
-      ${
-        output
-          ? html`
-              <pre class="output" aria-label="output" aria-live="polite">${plainText(output)}</pre>
-            `
-          : null
-      }
+      <pre class="output" aria-label="output" aria-live="polite" ref=${output} hidden=${!hasOutput}></pre>
     </li>
   `;
 }

@@ -50,24 +50,52 @@ export const url = (path) => new URL(path.replace(/^\//, ""), BASE);
 /** Encodes a name as one segment of a path. */
 export const seg = encodeURIComponent;
 
+/** How often a request is repeated whose response was lost, and the milliseconds before the first repetition. */
+const MAX_REPEATS = 3;
+const REPEAT_PAUSE = 500;
+
+const pause = (milliseconds) =>
+  new Promise((resolve) => {
+    setTimeout(resolve, milliseconds);
+  });
+
+/**
+ * Returns a new idempotency key, with which a request can be repeated without being executed twice. Logins and parts of
+ * uploads have none, and simulated requests need none.
+ */
+function idempotencyKey(method, path, body, raw) {
+  if (method !== "POST" || raw !== undefined || path === "/auth/session" || body?.dry_run) return null;
+  // `randomUUID` needs TLS.
+  return Array.from(crypto.getRandomValues(new Uint32Array(4)), (word) => word.toString(16).padStart(8, "0")).join("");
+}
+
 async function send(method, path, { body, raw, signal, quiet } = {}) {
   const headers = { Accept: "application/json" };
+  const key = idempotencyKey(method, path, body, raw);
+  if (key) headers["Idempotency-Key"] = key;
   if (raw !== undefined) headers["Content-Type"] = "application/octet-stream";
   else if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
-  try {
-    response = await fetch(url(path), {
-      method,
-      headers,
-      signal,
-      credentials: "same-origin",
-      cache: "no-store",
-      redirect: "error",
-      body: raw !== undefined ? raw : body === undefined ? undefined : JSON.stringify(body),
-    });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError(0, { error: "the server is unreachable; check that it runs, then try again" });
+  for (let repeats = 0; ; repeats++) {
+    try {
+      response = await fetch(url(path), {
+        method,
+        headers,
+        signal,
+        credentials: "same-origin",
+        cache: "no-store",
+        redirect: "error",
+        body: raw !== undefined ? raw : body === undefined ? undefined : JSON.stringify(body),
+      });
+      // The first request with this key is still being executed.
+      const isExecuting = repeats > 0 && response.status === 409 && response.headers.has("retry-after");
+      if (!isExecuting || repeats >= MAX_REPEATS) break;
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      if (!key || repeats >= MAX_REPEATS)
+        throw new ApiError(0, { error: "the server is unreachable; check that it runs, then try again" });
+    }
+    await pause(REPEAT_PAUSE * 2 ** repeats);
   }
   if (!response.ok) {
     let parsed = null;

@@ -13,6 +13,7 @@ const PAGES_OF_TYPES = {
   instance: "instances",
   network: "networks",
   artifact: "artifacts",
+  blob: "blobs",
   node: "nodes",
   namespace: "namespaces",
 };

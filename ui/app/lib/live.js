@@ -24,6 +24,8 @@ const MEASUREMENTS = ["usage", "resources", "prune"];
 const REQUESTS = [
   "token used to authenticate request",
   "token created from key",
+  "token created from login ticket",
+  "login ticket created",
   "api request received",
   "api response sent",
 ];
@@ -304,6 +306,7 @@ const byUuid = (record) => record.uuid;
 export const instances = new Collection("instance", "/instances", byUuid);
 export const networks = new Collection("network", "/networks", byUuid);
 export const artifacts = new Collection("artifact", "/artifacts", byUuid);
+export const blobs = new Collection("blob", "/blobs", byUuid);
 export const nodes = new Collection("node", "/nodes", byUuid);
 export const namespaces = new Collection("namespace", "/auth/namespaces", (record) => record.name);
 

@@ -28,21 +28,22 @@ function candidates(lists, tones) {
   );
 }
 
-/** Returns `{operation, target}` of objects in a state of the given tones. Read again when an object changes. */
+/**
+ * Returns `entries`, each `{operation, target}`, of objects in a state of the given tones, and the first `error` of reading
+ * them. Read again when an object changes.
+ */
 export function useOperations(tones, limit) {
-  const vms = useCollection(instances).records;
-  const nets = useCollection(networks).records;
-  const images = useCollection(artifacts).records;
+  const lists = [
+    ["instance", useCollection(instances)],
+    ["network", useCollection(networks)],
+    ["artifact", useCollection(artifacts)],
+  ];
   const targets = candidates(
-    [
-      ["instance", vms],
-      ["network", nets],
-      ["artifact", images],
-    ],
+    lists.map(([type, { records }]) => [type, records]),
     tones,
   ).slice(0, limit);
   const key = targets.map((target) => `${target.handle.op_uuid}:${target.state}`).join();
-  const [found, setFound] = useState([]);
+  const [found, setFound] = useState({ entries: [], error: null });
   const [changes, setChanges] = useState(0);
   useEvents((event) => {
     if (objectsOf(event).some(({ uuid }) => targets.some((target) => target.handle.op_uuid === uuid)))
@@ -54,18 +55,26 @@ export function useOperations(tones, limit) {
       targets.map((target) =>
         get(operationPath(target.handle)).then(
           (operation) => ({ operation, target }),
-          () => null,
+          // The operation of an object that was deleted meanwhile.
+          (error) => (error.status === 404 ? null : { error }),
         ),
       ),
-    ).then((list) => current && setFound(list.filter(Boolean)));
+    ).then((list) => {
+      if (!current) return;
+      const entries = list.filter((entry) => entry?.operation);
+      setFound({ entries, error: list.find((entry) => entry?.error)?.error ?? null });
+    });
     return () => {
       current = false;
     };
   }, [key, changes]);
-  return found;
+  return { entries: found.entries, error: lists.find(([, { error }]) => error)?.[1].error ?? found.error };
 }
 
-export const useRunning = () => useOperations(["busy"], MAX_RUNNING).filter(({ operation }) => isRunning(operation));
+export function useRunning() {
+  const { entries, error } = useOperations(["busy"], MAX_RUNNING);
+  return { entries: entries.filter(({ operation }) => isRunning(operation)), error };
+}
 
 /** Titles of operations whose last step does not tell what they do. */
 const TITLES = {

@@ -82,7 +82,7 @@ export function Palette({ items, close, signOut, redraw }) {
     event.preventDefault();
   };
   return html`
-    <${Dialog} title="Go to" close=${close}>
+    <${Dialog} title="Go to" close=${close} disposable>
       <div class="palette">
         <input
           role="combobox"

@@ -115,8 +115,13 @@ export function Panel({ title, actions, children, class: name = "" }) {
   `;
 }
 
-/** The heading of a page. */
+/** The heading of a page. It gets the focus when the page is shown, unless a control of the page has it. */
 export function Heading({ title, up, children, status }) {
+  const heading = useRef();
+  useLayoutEffect(() => {
+    if (!document.activeElement?.closest("main [tabindex], main input, main button, dialog"))
+      heading.current.focus({ preventScroll: true });
+  }, []);
   useEffect(() => {
     document.title = `${title} · Muster`;
   }, [title]);
@@ -131,7 +136,7 @@ export function Heading({ title, up, children, status }) {
               `
             : null
         }
-        <h1>${title}</h1>
+        <h1 ref=${heading} tabindex="-1">${title}</h1>
         ${status}
       </div>
       <div class="actions">${children}</div>
@@ -241,10 +246,20 @@ export const IconButton = ({ label, icon, run }) => html`
   <button type="button" class="icon" aria-label=${label} onClick=${run}><${Icon} name=${icon} /></button>
 `;
 
-/** A modal dialog. `close` is called when it is dismissed. */
-export function Dialog({ title, close, children, wide }) {
+/**
+ * A modal dialog. `close` is called when it is dismissed: by a click beside it, unless that would lose input that is not
+ * `disposable`.
+ */
+export function Dialog({ title, close, children, wide, disposable = false }) {
   const element = useRef();
   const alive = useRef(true);
+  const hasInput = useRef(false);
+  const noteInput = () => {
+    hasInput.current = true;
+  };
+  const press = (event) => {
+    if (event.target === element.current && (disposable || !hasInput.current)) close();
+  };
   useLayoutEffect(() => {
     const dialog = element.current;
     if (!dialog.open) dialog.showModal();
@@ -262,7 +277,10 @@ export function Dialog({ title, close, children, wide }) {
       aria-label=${title}
       onClose=${dismiss}
       onCancel=${dismiss}
-      onMouseDown=${(event) => event.target === element.current && close()}
+      onInput=${noteInput}
+      onChange=${noteInput}
+      onDrop=${noteInput}
+      onMouseDown=${press}
     >
       <div class="dialog">
         <header>

@@ -1,5 +1,5 @@
 // The frame of all pages: navigation, command palette, theme, state of the event stream.
-import { html, useEffect, useState } from "./view.js";
+import { html, useEffect, useLayoutEffect, useState } from "./view.js";
 import { useRoute } from "./router.js";
 import { useStreamStatus } from "./live.js";
 import { isDark, toggleTheme } from "./theme.js";
@@ -16,6 +16,8 @@ const PAGES = {
   "networks/*": () => import("../pages/network.js"),
   artifacts: () => import("../pages/artifacts.js"),
   "artifacts/*": () => import("../pages/artifact.js"),
+  blobs: () => import("../pages/blobs.js"),
+  "blobs/*": () => import("../pages/blob.js"),
   nodes: () => import("../pages/nodes.js"),
   "nodes/*": () => import("../pages/node.js"),
   namespaces: () => import("../pages/namespaces.js"),
@@ -85,7 +87,8 @@ export function Shell({ session, signedOut }) {
   const admin = session.namespace === "system";
   const openPalette = () => import("./palette.js").then((module) => setPalette(() => module.Palette), toastError);
   useEffect(() => setMenu(false), [route.path]);
-  useEffect(() => {
+  // Before the page is painted, so that the first key counts.
+  useLayoutEffect(() => {
     const key = (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k" && !event.target.closest?.(".screen")) {
         event.preventDefault();

@@ -1,4 +1,4 @@
-// A diagram of networks and the instances on them, with addresses.
+// A diagram of networks and the instances on them, by node, with addresses.
 import { html } from "./view.js";
 import { link } from "./router.js";
 import { Empty, Panel, instanceState, toneOf } from "./parts.js";
@@ -24,24 +24,69 @@ function Guest({ vm, nic, x, y }) {
   `;
 }
 
-function Diagram({ net, guests }) {
+/** The height of the name of a node. */
+const NODE_HEIGHT = 22;
+/** The x of the line that connects the nodes of a network. */
+const BUS = 236;
+const GUESTS_X = BUS + 24;
+
+/** Returns the guests by their nodes, with the y and the height of each node. Guests without a node come last. */
+function placeNodes(guests) {
+  const nodes = new Map();
+  for (const guest of guests) nodes.set(guest.vm.node ?? "", [...(nodes.get(guest.vm.node ?? "") ?? []), guest]);
+  let y = GAP;
+  return [...nodes]
+    .sort(([a], [b]) => (a === "") - (b === "") || a.localeCompare(b))
+    .map(([name, members]) => {
+      const height = NODE_HEIGHT + Math.ceil(members.length / COLUMNS) * (HEIGHT + GAP);
+      const placed = { name, members, y, height };
+      y += height + GAP;
+      return placed;
+    });
+}
+
+/** A node with its guests on one network. */
+function Node({ name, members, y, height, admin }) {
+  const title = html`
+    <text class="sub" x=${GUESTS_X + GAP} y=${y + 16}>${name === "" ? "not placed" : `Node ${cut(name, 60)}`}</text>
+  `;
+  return html`
+    <rect class="node" x=${GUESTS_X} y=${y} width=${COLUMNS * (WIDTH + GAP) + GAP} height=${height} rx="9" />
+    <path class="wire" d=${`M ${BUS} ${y + height / 2} H ${GUESTS_X}`} />
+    ${
+      admin && name !== ""
+        ? html`
+            <a href=${link("nodes", name)}>${title}</a>
+          `
+        : title
+    }
+    ${members.map(
+      ({ vm, nic }, index) => html`
+        <${Guest}
+          key=${nic.uuid}
+          vm=${vm}
+          nic=${nic}
+          x=${GUESTS_X + GAP + (index % COLUMNS) * (WIDTH + GAP)}
+          y=${y + NODE_HEIGHT + Math.floor(index / COLUMNS) * (HEIGHT + GAP)}
+        />
+      `,
+    )}
+  `;
+}
+
+function Diagram({ net, guests, admin }) {
   const shown = guests.slice(0, MAX_PER_NETWORK);
-  const rows = Math.max(1, Math.ceil(shown.length / COLUMNS));
-  const height = Math.max(70, rows * (HEIGHT + GAP) + GAP);
-  const bus = 236;
+  const nodes = placeNodes(shown);
+  const last = nodes.at(-1);
+  const height = Math.max(70, last ? last.y + last.height + GAP : 0);
   return html`
     <svg
       class="topology"
-      viewBox=${`0 0 ${bus + 24 + COLUMNS * (WIDTH + GAP)} ${height}`}
+      viewBox=${`0 0 ${GUESTS_X + COLUMNS * (WIDTH + GAP) + 2 * GAP} ${height}`}
       role="group"
       aria-label=${`Network ${net.name}`}
     >
-      <path class="wire" d=${`M 206 35 H ${bus} M ${bus} ${GAP} V ${height - GAP}`} />
-      ${shown.map(
-        (_, index) => html`
-          <path class="wire" d=${`M ${bus} ${GAP + Math.floor(index / COLUMNS) * (HEIGHT + GAP) + HEIGHT / 2} h 24`} />
-        `,
-      )}
+      <path class="wire" d=${`M 206 35 H ${BUS} M ${BUS} ${GAP} V ${height - GAP}`} />
       <a href=${link("networks", net.uuid)}>
         <g transform="translate(6 12)">
           <rect class="net" width="200" height=${HEIGHT} rx="7" />
@@ -51,21 +96,15 @@ function Diagram({ net, guests }) {
           </text>
         </g>
       </a>
-      ${shown.map(
-        ({ vm, nic }, index) => html`
-          <${Guest}
-            key=${nic.uuid}
-            vm=${vm}
-            nic=${nic}
-            x=${bus + 24 + (index % COLUMNS) * (WIDTH + GAP)}
-            y=${GAP + Math.floor(index / COLUMNS) * (HEIGHT + GAP)}
-          />
+      ${nodes.map(
+        (node) => html`
+          <${Node} key=${node.name} ...${node} admin=${admin} />
         `,
       )}
       ${
         shown.length === 0
           ? html`
-              <text class="sub" x=${bus + 16} y="39">no instances</text>
+              <text class="sub" x=${BUS + 16} y="39">no instances</text>
             `
           : null
       }
@@ -80,7 +119,7 @@ function Diagram({ net, guests }) {
   `;
 }
 
-export function Topology({ networks, instances }) {
+export function Topology({ networks, instances, admin }) {
   if (!networks.length)
     return html`
       <${Empty}>There are no networks.<//>
@@ -92,7 +131,7 @@ export function Topology({ networks, instances }) {
       <div class="body stack">
         ${networks.slice(0, 50).map(
           (net) => html`
-            <div key=${net.uuid}><${Diagram} net=${net} guests=${guests.get(net.uuid)} /></div>
+            <div key=${net.uuid} class="scroll"><${Diagram} net=${net} guests=${guests.get(net.uuid)} admin=${admin} /></div>
           `,
         )}
       </div>

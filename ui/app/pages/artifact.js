@@ -2,7 +2,7 @@
 import { html, useState } from "../lib/view.js";
 import { del, get, post, seg } from "../lib/api.js";
 import { useLive } from "../lib/live.js";
-import { go, useQueryState } from "../lib/router.js";
+import { go, link, useQueryState } from "../lib/router.js";
 import {
   Action,
   ConfirmDelete,
@@ -58,7 +58,7 @@ export default function Artifact({ route, admin }) {
     <tr key=${index}>
       <td>${index}</td>
       <td>${bytes(blob.size)}</td>
-      <td class="wide"><code>${blob.uuid}</code></td>
+      <td class="wide"><a href=${link("blobs", blob.uuid)}><code>${blob.uuid}</code></a></td>
       <td>${blob.reference_count}</td>
       <td class="end">
         <${IconButton} label=${`Delete version ${index}`} icon="close" run=${() => removeVersion(index, blob)} />

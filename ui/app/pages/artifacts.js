@@ -213,6 +213,13 @@ export default function Artifacts({ route, admin }) {
   );
   return html`
     <${Heading} title="Artifacts">
+      ${
+        admin
+          ? html`
+              <a class="button" href="#/blobs">Blobs</a>
+            `
+          : null
+      }
       <button type="button" class="primary" onClick=${() => setAdding(true)}>Add artifact</button>
     <//>
     <div class="toolbar">

@@ -9,6 +9,12 @@ import { openSocket } from "../lib/sockets.js";
 /** The number of bytes of earlier output that a serial console shows first. */
 const HISTORY = 20000;
 
+/** Moves the focus out of a console, which receives all other keys. */
+const leave = () => document.querySelector(".heading .switch [aria-pressed=true]")?.focus();
+
+/** Returns whether a key leaves a console: as in telnet, and unlike Tab, guests do not need it. */
+const isLeaveKey = (event) => event.ctrlKey && !event.altKey && !event.metaKey && event.code === "BracketRight";
+
 function Serial({ path, report }) {
   const element = useRef();
   useEffect(() => {
@@ -18,6 +24,11 @@ function Serial({ path, report }) {
       const { openTerminal } = await import("../lib/terminal.js");
       const { terminal, fit } = await openTerminal(element.current);
       cleanup.push(() => terminal.dispose());
+      terminal.attachCustomKeyEventHandler((event) => {
+        if (!isLeaveKey(event)) return true;
+        if (event.type === "keydown") leave();
+        return false;
+      });
       const observer = new ResizeObserver(() => fit());
       observer.observe(element.current);
       cleanup.push(() => observer.disconnect());
@@ -95,8 +106,14 @@ function Vga({ path, report, keys }) {
       screen?.disconnect();
     };
   }, []);
+  const key = (event) => {
+    if (!isLeaveKey(event)) return;
+    event.stopPropagation();
+    event.preventDefault();
+    leave();
+  };
   return html`
-    <div class="screen"><div ref=${element} aria-label="Screen"></div></div>
+    <div class="screen" onKeyDownCapture=${key}><div ref=${element} aria-label="Screen"></div></div>
   `;
 }
 
@@ -175,6 +192,9 @@ export default function Console({ route }) {
             `
           : html`
               <${View} key=${`${kind}${attempt}`} path=${path} report=${report} keys=${keys} />
+              <p class="hint">
+                <kbd>Ctrl ]</kbd>${" leaves the console, so that Tab reaches the other controls."}
+              </p>
             `
     }
   `;

@@ -131,7 +131,7 @@ export default function Networks({ route, session, admin }) {
             `
         : view === "topology"
           ? html`
-              <${Topology} networks=${shown} instances=${vms} />
+              <${Topology} networks=${shown} instances=${vms} admin=${admin} />
             `
           : html`
               <${Table}

@@ -22,23 +22,27 @@ function useClusterOperations(admin) {
   );
 }
 
+/** Returns records and the error of reading them as a result of `useLive`. */
+const result = (records, error) => ({ value: error && records.length === 0 ? undefined : records, error });
+
 export default function Operations({ admin }) {
-  const operations = (entries) => entries.map(({ operation }) => operation);
-  const busy = operations(useOperations(["busy"], MAX_SHOWN)).filter(isRunning);
-  const failed = operations(useOperations(["bad"], MAX_SHOWN));
+  const operations = ({ entries }) => entries.map(({ operation }) => operation);
+  const changing = useOperations(["busy"], MAX_SHOWN);
+  const failing = useOperations(["bad"], MAX_SHOWN);
+  const busy = operations(changing).filter(isRunning);
   const cluster = useClusterOperations(admin);
   const running = (cluster.value ?? []).filter(isRunning);
   return html`
     <${Heading} title="Operations" />
     <${OperationPanel}
       title="Running"
-      live=${{ value: [...running, ...busy] }}
+      live=${result([...running, ...busy], changing.error)}
       withObject
       empty="No operation is running."
     />
     <${OperationPanel}
       title="Last operation of objects in an error state"
-      live=${{ value: failed }}
+      live=${result(operations(failing), failing.error)}
       withObject
       empty="No object is in an error state."
     />

@@ -154,7 +154,7 @@ export default function Overview({ session, admin }) {
     [],
     [admin],
   );
-  const running = useRunning();
+  const { entries: running, error: runningError } = useRunning();
 
   const problems = problemsOf(hosts.records, [
     ["instance", vms.records],
@@ -274,6 +274,7 @@ export default function Overview({ session, admin }) {
             <a href="#/operations">All operations</a>
           `}
         >
+          <${Failure} error=${runningError} />
           ${
             running.length === 0
               ? html`

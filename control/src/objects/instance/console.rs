@@ -24,6 +24,7 @@ use crate::auth::Caller;
 use crate::auth::console_key::ConsoleKey;
 use crate::objects::audit::with_caller;
 use crate::objects::blob::{self, BlobSource};
+use crate::state::ConsoleSession;
 use muster_store::instances::InstanceRow;
 use muster_store::transaction;
 
@@ -118,6 +119,14 @@ pub async fn open_display(
     let event = Event::audit(object(row.id), "display request from REST API");
     app.record(caller, with_caller(caller, event).with("source", caller.remote.clone()));
     Ok(connection)
+}
+
+/// Registers a connection to a console that a caller opens.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "Unix time is small")]
+pub fn register(app: &App, caller: &Caller) -> ConsoleSession {
+    let key = (caller.namespace.clone(), caller.key_name.clone());
+    app.console_sessions.open(key, caller.nonce.clone(), caller.session_end().map(|end| end as f64))
 }
 
 /// Records a connection to the port of a serial console.

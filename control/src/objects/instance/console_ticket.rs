@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{console, object, require_created};
 use crate::app::App;
+use crate::auth::access::TokenLifetime;
 use crate::auth::{Caller, Origin, RequestDeadline, scopes};
 use crate::objects::agent_operation::terminal;
 use crate::objects::audit::with_caller;
@@ -29,6 +30,9 @@ const EXECUTE_SCOPE: &str = "instance.execute";
 #[derive(Serialize, Deserialize)]
 struct ConsoleGrant {
     instance: InstanceId,
+    /// Unix time at which the browser session of the creator ends.
+    #[serde(default)]
+    session_end: Option<u64>,
     #[serde(flatten)]
     console: RequestedConsole,
 }
@@ -92,7 +96,8 @@ pub async fn create(
         nonce,
         scopes: caller.scopes.clone(),
     };
-    let grant = serde_json::to_value(ConsoleGrant { instance: row.id, console: requested })
+    let session_end = caller.session_end();
+    let grant = serde_json::to_value(ConsoleGrant { instance: row.id, session_end, console: requested })
         .map_err(|error| Error::Internal(format!("failed to serialize a ticket: {error}")))?;
     let (ticket, expires) = ticket::create(app, TicketPurpose::Console, key, grant, TICKET_LIFETIME).await?;
     let event = Event::audit(object(row.id), "console ticket created").with("kind", kind.as_str());
@@ -125,7 +130,7 @@ pub async fn redeem(app: &App, ticket: &Secret, reference: &str, origin: Origin<
         remote: origin.remote.to_owned(),
         deadline: RequestDeadline::default(),
         nonce: Some(key.nonce),
-        token: None,
+        token: grant.session_end.map(|expires| TokenLifetime { expires, is_session: true }),
         trusting: None,
     };
     let instance = instances::get(&*app.store, grant.instance).await?;

@@ -455,7 +455,8 @@ pub fn seed() -> Secret {
 }
 
 /// The periodic tasks that run in the background. Tests run the others explicitly.
-const BACKGROUND_TASKS: &[&str] = &["networks", "vms", "agents", "agent operations", "event streams"];
+const BACKGROUND_TASKS: &[&str] =
+    &["networks", "vms", "agents", "agent operations", "event streams", "console sessions"];
 
 fn start_tasks(app: &Arc<App>, stop: &watch::Sender<bool>) -> Vec<JoinHandle<()>> {
     let find = |name: &&str| TASKS.iter().find(|task| task.name == *name).expect("a name of the table");
