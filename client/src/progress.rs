@@ -95,9 +95,9 @@ impl ProgressMeter {
             Some(total) => {
                 let percent = u128::from(done) * 100 / u128::from(total);
                 let (done, total) = (format_bytes(done), format_bytes(total));
-                eprintln!("{title}: {done} of {total} ({percent} %), {rate}");
+                crate::message!("{title}: {done} of {total} ({percent} %), {rate}");
             }
-            None => eprintln!("{title}: {}, {rate}", format_bytes(done)),
+            None => crate::message!("{title}: {}, {rate}", format_bytes(done)),
         }
     }
 
@@ -116,7 +116,7 @@ impl ProgressMeter {
 
     /// Prints a line without disturbing the bar.
     pub(crate) fn println(&self, text: &str) {
-        self.state.bar.suspend(|| eprintln!("{}", escape_control(text)));
+        self.state.bar.suspend(|| crate::message!("{}", escape_control(text)));
     }
 
     /// Shows a status after the title, or removes it if `status` is empty.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
-use muster_client::write_private;
+use muster_client::{Format, interrupted, message, write_private};
 use muster_control::backup::{
     self, BackupReport, BlobMode, DecryptionKey, LoadTarget, NewBackup, Protection, generate_key,
 };
@@ -20,6 +20,7 @@ use muster_types::object::ObjectRef;
 use muster_types::settings::{Settings, mask_password};
 use muster_types::time::format_utc;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config;
 use crate::serve::database_url;
@@ -134,13 +135,28 @@ pub(crate) struct Restore {
     cluster: ClusterArguments,
 }
 
-pub(crate) async fn run(command: Command, as_json: bool) -> anyhow::Result<()> {
+pub(crate) async fn run(command: Command, format: Format) -> anyhow::Result<()> {
     match command {
-        Command::Create(arguments) => create(arguments, as_json).await,
-        Command::Verify(arguments) => verify(arguments, as_json).await,
+        Command::Create(arguments) => unless_interrupted(create(arguments, format)).await,
+        Command::Verify(arguments) => unless_interrupted(verify(arguments, format)).await,
         Command::Drill(arguments) => drill::run(arguments).await,
         Command::CreateKey { file } => create_key(&file),
     }
+}
+
+/// Runs work until a signal interrupts it, so that it removes its temporary files.
+pub(crate) async fn unless_interrupted<T>(
+    work: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    let (mut interrupt, mut terminate, mut hangup) =
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    tokio::select! {
+        result = work => return result,
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+    Err(interrupted("interrupted"))
 }
 
 /// Reads a secret from the first line of a file, or of standard input.
@@ -167,7 +183,7 @@ fn create_key(file: &Path) -> anyhow::Result<()> {
     }
     let (recipient, private) = generate_key()?;
     write_private(file, &format!("{}\n", private.to_secret().expose()))?;
-    eprintln!(
+    message!(
         "the private key is in {}: without it, no backup for this recipient can be read",
         file.display()
     );
@@ -189,7 +205,7 @@ fn existing_seed(settings: &Settings, data: &Path) -> anyhow::Result<Secret> {
     read_seed(data)?.with_context(|| format!("{} has no seed: it is not that of a cluster", data.display()))
 }
 
-async fn create(arguments: Create, as_json: bool) -> anyhow::Result<()> {
+async fn create(arguments: Create, format: Format) -> anyhow::Result<()> {
     let settings = config::load(arguments.cluster.config.as_deref())?;
     let data = &arguments.cluster.data_dir;
     let recipients = if arguments.recipient.is_empty() {
@@ -226,8 +242,10 @@ async fn create(arguments: Create, as_json: bool) -> anyhow::Result<()> {
     })
     .await?;
     store.close().await;
-    if as_json {
-        return print(format!("{}\n", json!({ "file": arguments.file, "summary": summary })).as_bytes());
+    if format.is_structured() {
+        let file = arguments.file.display().to_string();
+        let value = json!({ "name": file, "file": file, "summary": summary });
+        return print(format.render(&value).as_bytes());
     }
     let included = match arguments.blobs {
         Blobs::Include => "included",
@@ -244,14 +262,16 @@ async fn create(arguments: Create, as_json: bool) -> anyhow::Result<()> {
     print(text.as_bytes())
 }
 
-async fn verify(arguments: Verify, as_json: bool) -> anyhow::Result<()> {
+async fn verify(arguments: Verify, format: Format) -> anyhow::Result<()> {
     let settings = config::load(arguments.cluster.config.as_deref())?;
     let key = arguments.key.read()?;
     let directory = arguments.directory.unwrap_or_else(std::env::temp_dir);
     let storages = storages(&settings, &arguments.cluster.data_dir);
     let report = backup::verify(&arguments.file, &key, &directory, &storages).await?;
-    if as_json {
-        print(format!("{}\n", serde_json::to_string(&report)?).as_bytes())?;
+    if format.is_structured() {
+        let mut value = serde_json::to_value(&report)?;
+        value["name"] = arguments.file.display().to_string().into();
+        print(format.render(&value).as_bytes())?;
     } else {
         print(describe(&report).as_bytes())?;
     }
@@ -326,7 +346,7 @@ pub(crate) async fn restore(arguments: Restore) -> anyhow::Result<()> {
         }
     }
     if !loaded.violations.is_empty() {
-        eprintln!("warning: the database is not consistent: {}", loaded.violations.join(", "));
+        message!("warning: the database is not consistent: {}", loaded.violations.join(", "));
     }
     let lost = stored::restart(&loaded.restored).await?;
     record(&loaded.restored.store, &loaded.manifest).await?;
