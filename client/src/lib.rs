@@ -23,3 +23,4 @@ pub use commands::{Command, Options, run, with_examples};
 pub use credentials::{Credentials, default_data_dir, write_private};
 pub use exit_code::{Outcome, error_with_outcome, interrupted, timed_out};
 pub use output::{Format, set_quiet, write_message};
+pub use progress::ProgressMeter;

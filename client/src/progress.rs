@@ -19,7 +19,7 @@ const SPINNER: &str = "{msg} {spinner}";
 
 /// Shows how many bytes of a transfer are done. Disappears from the screen when dropped.
 #[derive(Debug, Clone)]
-pub(crate) struct ProgressMeter {
+pub struct ProgressMeter {
     state: Arc<MeterState>,
 }
 
@@ -36,7 +36,8 @@ struct MeterState {
 
 impl ProgressMeter {
     /// Creates a meter at position `start`.
-    pub(crate) fn new(title: &str, start: u64, total: Option<u64>) -> Self {
+    #[must_use]
+    pub fn new(title: &str, start: u64, total: Option<u64>) -> Self {
         if is_quiet() {
             return Self::hidden();
         }
@@ -81,7 +82,7 @@ impl ProgressMeter {
     }
 
     /// Sets how many bytes are done.
-    pub(crate) fn set_position(&self, done: u64) {
+    pub fn set_position(&self, done: u64) {
         let MeterState { bar, title, started, start, last_line } = &*self.state;
         bar.set_position(done);
         let Some(last_line) = last_line.as_ref().filter(|_| bar.is_hidden()) else { return };

@@ -159,7 +159,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Command::Serve(arguments) => serve::run(arguments).await?,
             Command::Db(command) => database::run(command).await?,
             Command::Backup(command) => {
-                backup::run(command, cli.options.format()).await?;
+                backup::run(command, cli.options).await?;
             }
             Command::Restore(arguments) => {
                 backup::unless_interrupted(backup::restore(arguments)).await?;

@@ -22,7 +22,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 
-use super::{ClusterArguments, KeyArguments, storages, unless_interrupted};
+use super::{ClusterArguments, KeyArguments, progress, storages, unless_interrupted};
 use crate::running::{end_with_this_process, program};
 use crate::state::{DataDir, seed_file};
 use crate::stdout::print;
@@ -85,7 +85,11 @@ async fn drill(
 ) -> anyhow::Result<()> {
     let data = DataDir::open(&directory.0).await?;
     let url = format!("sqlite:{}", data.path().join("muster.db").display());
-    let target = LoadTarget { database_url: Secret::new(url), storage: Some(data.path().to_owned()) };
+    let target = LoadTarget {
+        database_url: Secret::new(url),
+        storage: Some(data.path().to_owned()),
+        progress: progress(),
+    };
     let loaded = backup::load(&arguments.file, key, &target).await?;
     message!("restored {} rows of {}", loaded.rows, format_utc(loaded.manifest.created));
     if loaded.manifest.blobs == BlobMode::Reference {
