@@ -3,12 +3,12 @@
 PACKAGES_IMAGE = build-essential qemu-utils e2fsprogs fdisk mtools syslinux cpio xz-utils
 PACKAGES_BUILD = libsqlite3-dev pkg-config
 PACKAGES_RUN   = $(PACKAGES_BUILD) iproute2 nftables dnsmasq-base iputils-ping passt qemu-system-x86 ovmf qemu-system-modules-spice? $(PACKAGES_IMAGE)
-PACKAGES_TEST  = $(PACKAGES_RUN) mariadb-server python3-venv busybox/busybox tcpdump procps xorriso openssl curl jq faketime galera-4 rsync lsof chromium
+PACKAGES_TEST  = $(PACKAGES_RUN) mariadb-server python3-venv busybox/busybox tcpdump procps xorriso openssl curl jq faketime galera-4 rsync lsof chromium zsh fish
 AGENT_TARGET   = x86_64-unknown-linux-gnu
 DATA_DIR      ?=
 LISTEN        ?=
 
-.PHONY: build quick agent deb-agent image run test test-faults test-upgrade check bench bench-scale fuzz packages-run packages-test packages-image
+.PHONY: build quick agent deb-agent image run demo test test-faults test-upgrade check bench bench-scale fuzz packages-run packages-test packages-image
 .DEFAULT_GOAL := build
 
 build: packages-run           ## target/release/muster
@@ -30,6 +30,10 @@ image: agent                  ## target/image/tiny.qcow2, the small guest image
 run: packages-run             ## a single-node cluster, in the foreground; the agent is built beside the program
 	@$(MAKE) --no-print-directory -j2 quick image
 	./target/quick/muster serve --image tiny=target/image/tiny.qcow2 $(if $(LISTEN),--listen $(LISTEN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
+
+demo: packages-run            ## the same with a network and a guest, and the console of the guest
+	@$(MAKE) --no-print-directory -j2 quick image
+	./target/quick/muster up --demo --image target/image/tiny.qcow2 $(if $(LISTEN),--listen $(LISTEN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 test: packages-test image     ## every test; most of them wait for other processes, hence two per processor
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(( $$(nproc) * 2 ))} cargo test --locked --workspace --tests

@@ -210,6 +210,11 @@ fn read_first(paths: &[&Path], apiurl: Option<&str>) -> anyhow::Result<Option<Cr
     )
 }
 
+/// Returns whether a credentials file is for the server at a URL.
+pub(crate) fn is_for(path: &Path, apiurl: &str) -> bool {
+    matches!(read(path), Ok(Some(found)) if is_same_url(&found.apiurl, apiurl))
+}
+
 /// Reads a credentials file. Returns `None` if it does not exist.
 fn read(path: &Path) -> anyhow::Result<Option<Credentials>> {
     #[derive(Deserialize)]

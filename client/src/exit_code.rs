@@ -26,6 +26,8 @@ pub enum Outcome {
     Timeout = 7,
     /// `muster apply --dry-run` found differences
     Different = 8,
+    /// Interrupted by Ctrl-C or another signal
+    Interrupted = 130,
 }
 
 /// An error with a known outcome.
@@ -37,13 +39,19 @@ struct CommandError {
 }
 
 /// Creates an error with a known outcome.
-pub(crate) fn error_with_outcome(outcome: Outcome, text: String) -> anyhow::Error {
+#[must_use]
+pub fn error_with_outcome(outcome: Outcome, text: String) -> anyhow::Error {
     CommandError { outcome, text }.into()
 }
 
 /// Creates the error of a command that did not wait until its work was completed.
-pub(crate) fn timed_out(text: impl Into<String>) -> anyhow::Error {
+pub fn timed_out(text: impl Into<String>) -> anyhow::Error {
     error_with_outcome(Outcome::Timeout, text.into())
+}
+
+/// Creates the error of a command that a signal has interrupted.
+pub fn interrupted(text: impl Into<String>) -> anyhow::Error {
+    error_with_outcome(Outcome::Interrupted, text.into())
 }
 
 impl Outcome {

@@ -10,8 +10,8 @@ use anyhow::anyhow;
 use comfy_table::{ColumnConstraint, ContentArrangement, presets};
 use serde_json::Value;
 
-pub use self::format::Format;
-pub(crate) use self::format::{is_quiet, names, print_value, set_quiet, status};
+pub use self::format::{Format, set_quiet};
+pub(crate) use self::format::{is_quiet, names, print_value, status};
 use crate::error_text::io_error_text;
 
 /// The number of spaces between columns.
@@ -135,6 +135,18 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
         }
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// Writes a line to standard error, as `message!` does. A closed pipe is not an error.
+pub fn write_message(text: std::fmt::Arguments<'_>) {
+    // If standard error cannot be written, there is nowhere to report that.
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Writes a formatted line to standard error. Unlike `eprintln!`, it does not panic if the reader has closed the pipe.
+#[macro_export]
+macro_rules! message {
+    ($($text:tt)*) => { $crate::write_message(format_args!($($text)*)) };
 }
 
 /// Escapes control characters of foreign text, so that it cannot control the terminal or break a line.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::credentials::{self, Credentials, config_dir, write_private};
 use crate::error_text::io_error_text;
+use crate::similar_name::closest;
 
 /// The name that stands for the credentials of `muster login` and of the daemon on this host.
 pub const DEFAULT_PROFILE: &str = "default";
@@ -51,7 +52,10 @@ impl Profiles {
     pub fn existing(&self, name: &str) -> anyhow::Result<PathBuf> {
         let file = self.file(name)?;
         if !file.is_file() {
-            bail!("profile {name} does not exist; see `muster profile list`");
+            let similar = closest(name, &self.names().unwrap_or_default());
+            let hint = similar
+                .map_or("see `muster profile list`".to_owned(), |name| format!("did you mean {name}?"));
+            bail!("profile {name} does not exist; {hint}");
         }
         Ok(file)
     }
@@ -172,6 +176,7 @@ mod tests {
         profiles.choose("work").unwrap();
         assert_eq!(profiles.current().unwrap().as_deref(), Some("work"));
         assert!(profiles.choose("other").is_err());
+        assert!(profiles.choose("wrok").unwrap_err().to_string().ends_with("did you mean work?"));
         profiles.choose(DEFAULT_PROFILE).unwrap();
         assert_eq!(profiles.current().unwrap(), None);
 

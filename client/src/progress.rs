@@ -19,7 +19,7 @@ const SPINNER: &str = "{msg} {spinner}";
 
 /// Shows how many bytes of a transfer are done. Disappears from the screen when dropped.
 #[derive(Debug, Clone)]
-pub(crate) struct ProgressMeter {
+pub struct ProgressMeter {
     state: Arc<MeterState>,
 }
 
@@ -36,7 +36,8 @@ struct MeterState {
 
 impl ProgressMeter {
     /// Creates a meter at position `start`.
-    pub(crate) fn new(title: &str, start: u64, total: Option<u64>) -> Self {
+    #[must_use]
+    pub fn new(title: &str, start: u64, total: Option<u64>) -> Self {
         if is_quiet() {
             return Self::hidden();
         }
@@ -81,7 +82,7 @@ impl ProgressMeter {
     }
 
     /// Sets how many bytes are done.
-    pub(crate) fn set_position(&self, done: u64) {
+    pub fn set_position(&self, done: u64) {
         let MeterState { bar, title, started, start, last_line } = &*self.state;
         bar.set_position(done);
         let Some(last_line) = last_line.as_ref().filter(|_| bar.is_hidden()) else { return };
@@ -95,9 +96,9 @@ impl ProgressMeter {
             Some(total) => {
                 let percent = u128::from(done) * 100 / u128::from(total);
                 let (done, total) = (format_bytes(done), format_bytes(total));
-                eprintln!("{title}: {done} of {total} ({percent} %), {rate}");
+                crate::message!("{title}: {done} of {total} ({percent} %), {rate}");
             }
-            None => eprintln!("{title}: {}, {rate}", format_bytes(done)),
+            None => crate::message!("{title}: {}, {rate}", format_bytes(done)),
         }
     }
 
@@ -116,7 +117,7 @@ impl ProgressMeter {
 
     /// Prints a line without disturbing the bar.
     pub(crate) fn println(&self, text: &str) {
-        self.state.bar.suspend(|| eprintln!("{}", escape_control(text)));
+        self.state.bar.suspend(|| crate::message!("{}", escape_control(text)));
     }
 
     /// Shows a status after the title, or removes it if `status` is empty.

@@ -4,22 +4,28 @@ mod drill;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
-use muster_client::write_private;
+use muster_client::{Client, Format, Options, ProgressMeter, interrupted, message, write_private};
 use muster_control::backup::{
-    self, BackupReport, BlobMode, DecryptionKey, LoadTarget, NewBackup, Protection, generate_key,
+    self, BackupPhase, BackupProgress, BackupReport, BlobMode, BlobSource, CopyFuture, DecryptionKey,
+    LoadTarget, MAX_CHUNK_BYTES, NewBackup, ProgressReceiver, Protection, generate_key,
 };
 use muster_store::{Store, backup as stored, events, seed};
 use muster_types::backup::{BackupPrivateKey, BackupRecipient};
 use muster_types::event::{Event, EventType};
+use muster_types::ids::BlobId;
 use muster_types::key::Secret;
 use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::object::ObjectRef;
 use muster_types::settings::{Settings, mask_password};
 use muster_types::time::format_utc;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::Sender;
 
 use crate::config;
 use crate::serve::database_url;
@@ -28,6 +34,8 @@ use crate::stdout::print;
 
 /// The number of missing blobs that a message names.
 const NAMED_BLOBS: usize = 10;
+/// How long another host may send nothing.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
@@ -49,7 +57,7 @@ pub(crate) enum Command {
 enum Blobs {
     /// Only their checksums; the contents stay in the storage of the hosts
     Reference,
-    /// All contents, which must be on this host
+    /// All contents; those that are not on this host are fetched from other hosts
     Include,
 }
 
@@ -134,13 +142,79 @@ pub(crate) struct Restore {
     cluster: ClusterArguments,
 }
 
-pub(crate) async fn run(command: Command, as_json: bool) -> anyhow::Result<()> {
+pub(crate) async fn run(command: Command, options: Options) -> anyhow::Result<()> {
     match command {
-        Command::Create(arguments) => create(arguments, as_json).await,
-        Command::Verify(arguments) => verify(arguments, as_json).await,
+        Command::Create(arguments) => unless_interrupted(create(arguments, options)).await,
+        Command::Verify(arguments) => unless_interrupted(verify(arguments, options.format())).await,
         Command::Drill(arguments) => drill::run(arguments).await,
         Command::CreateKey { file } => create_key(&file),
     }
+}
+
+/// Runs work until a signal interrupts it, so that it removes its temporary files.
+pub(crate) async fn unless_interrupted<T>(
+    work: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    let (mut interrupt, mut terminate, mut hangup) =
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    tokio::select! {
+        result = work => return result,
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+    Err(interrupted("interrupted"))
+}
+
+/// Shows the progress of a backup.
+fn progress() -> ProgressReceiver {
+    let meter: Mutex<Option<(BackupPhase, ProgressMeter)>> = Mutex::default();
+    ProgressReceiver::new(move |BackupProgress { phase, done, total }| {
+        let mut meter = meter.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, meter) = match meter.take() {
+            Some(current) if current.0 == phase => meter.insert(current),
+            _ => {
+                let title = match phase {
+                    BackupPhase::Write => "writing the backup",
+                    BackupPhase::Verify => "verifying the backup",
+                    BackupPhase::Read => "reading the backup",
+                };
+                meter.insert((phase, ProgressMeter::new(title, 0, total)))
+            }
+        };
+        meter.set_position(done);
+    })
+}
+
+/// The blobs of the cluster, through its API.
+#[derive(Debug)]
+struct ApiBlobs(Client);
+
+impl BlobSource for ApiBlobs {
+    fn copy(&self, blob: BlobId, sink: Sender<Vec<u8>>) -> CopyFuture<'_> {
+        Box::pin(async move {
+            let mut body = self.0.blob_data(&blob.to_string(), 0).await.map_err(|error| error.to_string())?;
+            while let Some(chunk) = body.next(STALL_TIMEOUT).await.map_err(|error| error.to_string())? {
+                for part in chunk.chunks(MAX_CHUNK_BYTES) {
+                    sink.send(part.to_vec()).await.map_err(|_| "the backup has ended".to_owned())?;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Returns the blobs of other hosts: with the credentials of the data directory, or else those of the command line.
+fn other_hosts(data: &Path, options: &Options) -> Option<ApiBlobs> {
+    let own = data.join("credentials.json");
+    let client = match own.exists() {
+        true => {
+            let cacert = options.cacert.clone();
+            Options { credentials: Some(own), cacert, ..Options::default() }.client()
+        }
+        false => options.clone().client(),
+    };
+    client.ok().map(ApiBlobs)
 }
 
 /// Reads a secret from the first line of a file, or of standard input.
@@ -167,7 +241,7 @@ fn create_key(file: &Path) -> anyhow::Result<()> {
     }
     let (recipient, private) = generate_key()?;
     write_private(file, &format!("{}\n", private.to_secret().expose()))?;
-    eprintln!(
+    message!(
         "the private key is in {}: without it, no backup for this recipient can be read",
         file.display()
     );
@@ -189,7 +263,7 @@ fn existing_seed(settings: &Settings, data: &Path) -> anyhow::Result<Secret> {
     read_seed(data)?.with_context(|| format!("{} has no seed: it is not that of a cluster", data.display()))
 }
 
-async fn create(arguments: Create, as_json: bool) -> anyhow::Result<()> {
+async fn create(arguments: Create, options: Options) -> anyhow::Result<()> {
     let settings = config::load(arguments.cluster.config.as_deref())?;
     let data = &arguments.cluster.data_dir;
     let recipients = if arguments.recipient.is_empty() {
@@ -213,6 +287,7 @@ async fn create(arguments: Create, as_json: bool) -> anyhow::Result<()> {
         bail!("the seed in {} is not that of the database", data.display());
     }
     let storages = storages(&settings, data);
+    let source = other_hosts(data, &options);
     let summary = backup::create(NewBackup {
         store: &store,
         seed: &seed,
@@ -221,13 +296,20 @@ async fn create(arguments: Create, as_json: bool) -> anyhow::Result<()> {
             Blobs::Include => BlobMode::Include,
         },
         storages: &storages,
+        source: source.as_ref().map(|source| source as &dyn BlobSource),
         protection,
         file: &arguments.file,
+        progress: progress(),
     })
     .await?;
     store.close().await;
-    if as_json {
-        return print(format!("{}\n", json!({ "file": arguments.file, "summary": summary })).as_bytes());
+    if summary.deleted_blobs > 0 {
+        message!("{} blobs were deleted meanwhile and are not included", summary.deleted_blobs);
+    }
+    if options.format().is_structured() {
+        let file = arguments.file.display().to_string();
+        let value = json!({ "name": file, "file": file, "summary": summary });
+        return print(options.format().render(&value).as_bytes());
     }
     let included = match arguments.blobs {
         Blobs::Include => "included",
@@ -244,14 +326,16 @@ async fn create(arguments: Create, as_json: bool) -> anyhow::Result<()> {
     print(text.as_bytes())
 }
 
-async fn verify(arguments: Verify, as_json: bool) -> anyhow::Result<()> {
+async fn verify(arguments: Verify, format: Format) -> anyhow::Result<()> {
     let settings = config::load(arguments.cluster.config.as_deref())?;
     let key = arguments.key.read()?;
     let directory = arguments.directory.unwrap_or_else(std::env::temp_dir);
     let storages = storages(&settings, &arguments.cluster.data_dir);
-    let report = backup::verify(&arguments.file, &key, &directory, &storages).await?;
-    if as_json {
-        print(format!("{}\n", serde_json::to_string(&report)?).as_bytes())?;
+    let report = backup::verify(&arguments.file, &key, &directory, &storages, progress()).await?;
+    if format.is_structured() {
+        let mut value = serde_json::to_value(&report)?;
+        value["name"] = arguments.file.display().to_string().into();
+        print(format.render(&value).as_bytes())?;
     } else {
         print(describe(&report).as_bytes())?;
     }
@@ -274,8 +358,12 @@ fn describe(report: &BackupReport) -> String {
         BlobMode::Include => "included",
         BlobMode::Reference => "in the storage of the hosts",
     };
+    let deleted = match report.deleted_blobs.len() {
+        0 => String::new(),
+        count => format!("{count} blobs were deleted while it was created, and are not included\n"),
+    };
     format!(
-        "created {} by muster {} (schema {})\ndatabase: {} rows, consistent\nblobs: {} ({}), {blobs}\n",
+        "created {} by muster {} (schema {})\ndatabase: {} rows, consistent\nblobs: {} ({}), {blobs}\n{deleted}",
         format_utc(manifest.created),
         manifest.release,
         manifest.schema_version,
@@ -308,7 +396,7 @@ pub(crate) async fn restore(arguments: Restore) -> anyhow::Result<()> {
     } else {
         PathBuf::from(&settings.storage_path)
     };
-    let target = LoadTarget { database_url: url.clone(), storage: Some(storage) };
+    let target = LoadTarget { database_url: url.clone(), storage: Some(storage), progress: progress() };
     let loaded = backup::load(&arguments.file, &key, &target).await?;
     if !settings.auth_secret_seed.expose().is_empty() {
         if settings.auth_secret_seed != loaded.seed {
@@ -326,7 +414,7 @@ pub(crate) async fn restore(arguments: Restore) -> anyhow::Result<()> {
         }
     }
     if !loaded.violations.is_empty() {
-        eprintln!("warning: the database is not consistent: {}", loaded.violations.join(", "));
+        message!("warning: the database is not consistent: {}", loaded.violations.join(", "));
     }
     let lost = stored::restart(&loaded.restored).await?;
     record(&loaded.restored.store, &loaded.manifest).await?;

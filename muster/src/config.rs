@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use muster_client::Format;
 use muster_types::settings::{Settings, parse_file};
 use serde_json::json;
 
 const PREFIX: &str = "MUSTER_";
 /// Variables of the command line that are not settings.
-const CLIENT_VARIABLES: &[&str] = &["API_URL", "NAMESPACE", "KEY", "CREDENTIALS", "CACERT"];
+const CLIENT_VARIABLES: &[&str] = &["API_URL", "NAMESPACE", "KEY", "CREDENTIALS", "PROFILE", "CACERT"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -35,7 +36,7 @@ pub(crate) fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
         let Some(name) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
         if !Settings::NAMES.contains(&name) {
             if !CLIENT_VARIABLES.contains(&name) && !name.starts_with("TEST_") {
-                eprintln!("warning: {PREFIX}{name} is not a setting and is ignored");
+                muster_client::message!("warning: {PREFIX}{name} is not a setting and is ignored");
             }
             continue;
         }
@@ -46,9 +47,9 @@ pub(crate) fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
 }
 
 /// Prints all effective settings and their sources.
-pub(crate) fn show(arguments: &Arguments, as_json: bool) -> anyhow::Result<()> {
+pub(crate) fn show(arguments: &Arguments, format: Format) -> anyhow::Result<()> {
     let settings = load(arguments.config.as_deref())?;
-    if as_json {
+    if format.is_structured() {
         let list: Vec<_> = settings
             .effective
             .iter()
@@ -56,7 +57,7 @@ pub(crate) fn show(arguments: &Arguments, as_json: bool) -> anyhow::Result<()> {
                 json!({"name": setting.name, "value": setting.value, "source": setting.source.to_string(), "about": setting.description})
             })
             .collect();
-        return crate::stdout::print(format!("{}\n", serde_json::to_string_pretty(&list)?).as_bytes());
+        return crate::stdout::print(format.render(&json!(list)).as_bytes());
     }
     let width =
         settings.effective.iter().map(|setting| setting.name.len() + setting.value.len()).max().unwrap_or(0)

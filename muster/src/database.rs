@@ -10,6 +10,7 @@ use muster_types::key::Secret;
 use muster_types::settings::mask_password;
 
 use crate::state::DataDir;
+use crate::stdout::print;
 use crate::{config, serve};
 
 #[derive(Debug, clap::Subcommand)]
@@ -52,7 +53,10 @@ async fn recover_key(arguments: RecoverKey) -> anyhow::Result<()> {
     let save = |key: &Secret| data.write_credentials(key, &apiurl).map_err(|error| format!("{error:#}"));
     objects::key::recover(&store, &Secrets::new(&seed), save).await?;
     store.close().await;
-    eprintln!("the new secret of key deploy of namespace system is in {}", data.credentials().display());
+    muster_client::message!(
+        "the new secret of key deploy of namespace system is in {}",
+        data.credentials().display()
+    );
     Ok(())
 }
 
@@ -64,15 +68,16 @@ async fn copy_cluster(from: String, to: String) -> anyhow::Result<()> {
     }
     let progress = |table: &'static str, rows: u64| {
         if rows.is_multiple_of(50_000) {
-            eprintln!("{table}: {rows} rows");
+            muster_client::message!("{table}: {rows} rows");
         }
     };
     let copied = copy::run(&from, &to, progress)
         .await
         .with_context(|| format!("failed to copy {} to {}", mask_password(&from), mask_password(&to)))?;
     for table in &copied {
-        println!("{:16} {:10} rows  sha256 {}", table.table, table.rows, &table.checksum[..16]);
+        let line = format!("{:16} {:10} rows  sha256 {}\n", table.table, table.rows, &table.checksum[..16]);
+        print(line.as_bytes())?;
     }
-    println!("verified: {} rows", copied.iter().map(|table| table.rows).sum::<u64>());
-    Ok(())
+    let rows = copied.iter().map(|table| table.rows).sum::<u64>();
+    print(format!("verified: {rows} rows\n").as_bytes())
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use muster_client::Format;
 use muster_store::{DatabaseFacts, Store, StoreError};
 use muster_types::host_check::{CheckState, HostCheck};
 use muster_types::settings::{Settings, mask_password};
@@ -33,11 +34,13 @@ pub(crate) struct Arguments {
 }
 
 /// Runs the checks and prints them.
-pub(crate) async fn run(arguments: Arguments, as_json: bool) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(arguments: Arguments, format: Format) -> anyhow::Result<ExitCode> {
     let settings = config::load(arguments.config.as_deref())?;
     let checks = checks(&settings, &arguments.data_dir).await?;
-    let text =
-        if as_json { format!("{}\n", serde_json::to_string_pretty(&checks)?) } else { report(&checks) };
+    let text = match format.is_structured() {
+        true => format.render(&serde_json::to_value(&checks)?),
+        false => report(&checks),
+    };
     crate::stdout::print(text.as_bytes())?;
     let has_failed = checks.iter().any(|check| check.state == CheckState::Failed);
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })

@@ -54,6 +54,8 @@ fn targets(settings: &Settings) -> Targets {
 pub(crate) fn init(settings: &Settings) {
     let log = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
+        // It would be reported on standard error, and panic if that is closed.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none());
     let registry = tracing_subscriber::registry().with(targets(settings));
     match settings.log_format {

@@ -1,5 +1,7 @@
 //! The executable: settings, wiring, signals and subcommands.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod backup;
 mod config;
 mod database;
@@ -84,7 +86,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // The whole error chain in one line.
-            eprintln!("error: {error:#}");
+            muster_client::message!("error: {error:#}");
             muster_client::Outcome::of(&error).into()
         }
     }
@@ -95,14 +97,14 @@ async fn adopt(data_dir: &Path, moved: bool) -> anyhow::Result<()> {
     let data = state::DataDir::open(data_dir).await?;
     if moved {
         data.mark_moved()?;
-        eprintln!(
+        muster_client::message!(
             "{} keeps its nodes at the next start. The host that it comes from must stay off: its VMs would run twice",
             data.path().display()
         );
         return Ok(());
     }
     data.replace_node_ids()?;
-    eprintln!(
+    muster_client::message!(
         "{} joins as a new node at the next start: set NODE_NAME if another node has the name of this host, and remove \
          NODE_UUID from the settings",
         data.path().display()
@@ -122,6 +124,7 @@ async fn complete(words: &[String]) -> String {
 }
 
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    muster_client::set_quiet(cli.options.quiet);
     if let Command::Completion { shell } = cli.command {
         return print(shell.script().as_bytes()).map(|()| ExitCode::SUCCESS);
     }
@@ -134,8 +137,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     }
     if let Command::Config(arguments) = &cli.command {
-        return config::show(arguments, cli.options.format() == muster_client::Format::Json)
-            .map(|()| ExitCode::SUCCESS);
+        return config::show(arguments, cli.options.format()).map(|()| ExitCode::SUCCESS);
     }
     // Before there are threads, because only a process with one thread can create a user namespace.
     if let Command::Rootless(arguments) = &cli.command {
@@ -152,14 +154,16 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Command::Down(arguments) => down::run(arguments).await?,
             Command::Forward(arguments) => forward::run(arguments).await?,
             Command::Doctor(arguments) => {
-                return doctor::run(arguments, cli.options.format() == muster_client::Format::Json).await;
+                return doctor::run(arguments, cli.options.format()).await;
             }
             Command::Serve(arguments) => serve::run(arguments).await?,
             Command::Db(command) => database::run(command).await?,
             Command::Backup(command) => {
-                backup::run(command, cli.options.format() == muster_client::Format::Json).await?;
+                backup::run(command, cli.options).await?;
             }
-            Command::Restore(arguments) => backup::restore(arguments).await?,
+            Command::Restore(arguments) => {
+                backup::unless_interrupted(backup::restore(arguments)).await?;
+            }
             Command::Complete { words } => print(complete(&words).await.as_bytes())?,
             Command::Config(_) | Command::Completion { .. } | Command::Rootless(_) => {}
         }

@@ -14,7 +14,7 @@ mod relay;
 
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -26,6 +26,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getegid, geteuid};
 
 use crate::running::program;
+use crate::serve;
 
 /// The address at which guests and the daemon reach the name server of the host, through pasta. It is from a range that networks do
 /// not use; guests cannot reach link-local addresses.
@@ -41,8 +42,6 @@ pub(crate) struct Arguments {
     probe: bool,
     #[arg(long, default_value = ".")]
     data_dir: PathBuf,
-    #[arg(long, default_value = "127.0.0.1:13000")]
-    listen: SocketAddr,
     /// The name of the uplink in the namespace
     #[arg(long, default_value = "eth0")]
     interface: String,
@@ -54,16 +53,15 @@ pub(crate) struct Arguments {
     serve: Vec<std::ffi::OsString>,
 }
 
-/// Runs a daemon in its own namespaces until it ends. The process must have one thread.
+/// Runs a daemon in its own namespaces until it ends. The process must have one thread. Standard input is the listening socket
+/// of the API, because the namespace has another loopback address.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.probe {
         enter_namespaces()?;
         init::detach_mounts()?;
         return Ok(ExitCode::SUCCESS);
     }
-    // Bound here, because the namespace has another loopback address.
-    let listen = arguments.listen;
-    let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
+    let listener = serve::inherited_socket()?;
     let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGCHLD].into_iter().collect();
     signals.thread_block()?;
     enter_namespaces()?;
@@ -84,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         ForkResult::Child => {
             let code = init::run(arguments, listener, &signals).unwrap_or_else(|error| {
-                eprintln!("error: {error:#}");
+                muster_client::message!("error: {error:#}");
                 1
             });
             std::process::exit(code.into())

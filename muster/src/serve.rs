@@ -128,11 +128,12 @@ pub(crate) async fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Takes the listening socket that is standard input, which is closed.
-fn inherited_socket() -> anyhow::Result<TcpListener> {
+pub(crate) fn inherited_socket() -> anyhow::Result<std::net::TcpListener> {
     let socket = std::net::TcpListener::from(io::stdin().as_fd().try_clone_to_owned()?);
+    socket.local_addr().context("standard input is not a socket")?;
     nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
     socket.set_nonblocking(true)?;
-    Ok(TcpListener::from_std(socket)?)
+    Ok(socket)
 }
 
 /// Starts all parts in order.
@@ -140,7 +141,7 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let tls = load_tls(&settings)?;
     let listen = arguments.listen.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, settings.api_port).into());
     let socket = match arguments.listen_stdin {
-        true => inherited_socket().context("standard input")?,
+        true => TcpListener::from_std(inherited_socket()?)?,
         false => bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?,
     };
     let address = socket.local_addr()?;

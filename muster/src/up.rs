@@ -1,10 +1,12 @@
 //! `muster up`: from an installed program to a running single-node cluster.
 
 mod demo;
+mod welcome;
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::IsTerminal as _;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -12,17 +14,16 @@ use std::process::{ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use muster_client::Options;
-use muster_client::credentials::CredentialFiles;
+use muster_client::{Outcome, error_with_outcome, interrupted, message};
 use muster_types::settings::{SettingSource, Settings};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{self as unix_signal, kill};
 use nix::unistd::{Pid, geteuid};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::running::{ClusterDir, program};
+use crate::running::{ClusterDir, end_with_this_process, program};
 use crate::{config, rootless, serve};
 
 /// The interval at which the API is polled until it is ready.
@@ -59,85 +60,136 @@ pub(crate) struct Arguments {
     config: Option<PathBuf>,
 }
 
+/// The signals that end a cluster in the foreground.
+struct EndSignals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl EndSignals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for a signal, and returns the one to send to the daemon. After SIGTERM it drains, after SIGINT it ends immediately.
+    async fn recv(&mut self) -> unix_signal::Signal {
+        tokio::select! {
+            _ = self.terminate.recv() => unix_signal::Signal::SIGTERM,
+            _ = self.interrupt.recv() => unix_signal::Signal::SIGINT,
+            _ = self.hangup.recv() => unix_signal::Signal::SIGINT,
+        }
+    }
+}
+
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let settings = config::load(arguments.config.as_deref())?;
     let context = || format!("data directory {}", arguments.data_dir.display());
     DirBuilder::new().recursive(true).mode(0o700).create(&arguments.data_dir).with_context(context)?;
     let dir = ClusterDir::new(&arguments.data_dir);
-    if dir.is_running() {
-        bail!("{}", already_runs(&dir));
+    // Held until the cluster runs: of two concurrent starts, one succeeds.
+    let Some(starting) = dir.lock()? else {
+        let text = format!(
+            "another `muster up` or `muster down` is in progress with data directory {}",
+            dir.path().display()
+        );
+        return Err(error_with_outcome(Outcome::Conflict, text));
+    };
+    if dir.is_running()? || dir.process().is_some() {
+        return Err(error_with_outcome(Outcome::Conflict, already_runs(&dir)));
     }
     let is_rootless = arguments.simulate.is_none() && !geteuid().is_root();
     if is_rootless {
         rootless::require().await?;
     }
     let image = find_image(arguments.image.as_deref(), &program()?)?;
-    if arguments.demo && image.is_none() {
+    if arguments.demo && image.is_none() && arguments.simulate.is_none() {
         bail!(
             "--demo needs the small guest image, which is not installed: build it with `make image` in the source directory, and \
              give its path with --image target/image/tiny.qcow2"
         );
     }
     let listen = arguments.listen.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, settings.api_port).into());
-    if listen.port() == 0 {
-        bail!("--listen needs a port other than 0");
-    }
+    let socket = bind(listen).await?;
+    let address = socket.local_addr()?;
 
-    let mut command = daemon_command(&arguments, &settings, (&dir, listen, image.as_deref()), is_rootless)?;
-    // The console of the demo uses the terminal.
-    if arguments.background || arguments.demo {
-        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(dir.log_file());
-        command.stderr(file.with_context(|| dir.log_file().display().to_string())?);
-    }
-    let mut child = command.spawn().context("failed to start the daemon")?;
-    let pid = child.id().context("the daemon has ended")?;
-    dir.save_pid(pid)?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
+    // Handled before the daemon starts, so that none of them ends only this process.
+    let mut signals = EndSignals::new()?;
+    let mut child = start_daemon(&arguments, &settings, &dir, image.as_deref(), is_rootless, socket)?;
+    let pid = Pid::from_raw(i32::try_from(child.id().context("the daemon has ended")?)?);
     let ready = tokio::select! {
-        ready = wait_until_ready(&mut child, &settings, listen) => ready,
-        _ = terminate.recv() => Err(anyhow::anyhow!("interrupted")),
-        _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
+        ready = async {
+            dir.save_process(pid)?;
+            wait_until_ready(&mut child, &settings, address).await
+        } => ready,
+        _ = signals.recv() => Err(interrupted("interrupted")),
     };
     if let Err(error) = ready {
-        stop(&mut child, Signal::SIGTERM).await;
-        dir.remove_pid();
+        stop(&mut child, &mut signals).await;
+        dir.remove_process(pid);
         let has_log = arguments.background || arguments.demo;
         let log = if has_log { format!("; see {}", dir.log_file().display()) } else { String::new() };
-        bail!("{error:#}{log}");
+        return Err(error_with_outcome(Outcome::of(&error), format!("{error:#}{log}")));
     }
-    crate::stdout::print(welcome(&dir, &arguments, is_rootless).await.as_bytes())?;
-    if arguments.demo
-        && let Err(error) = demo::run(&dir, std::io::stdin().is_terminal()).await
-    {
+    drop(starting);
+    let cluster = welcome::StartedCluster {
+        dir: &dir,
+        has_log: arguments.background || arguments.demo,
+        is_rootless,
+        is_simulated: arguments.simulate.is_some(),
+        has_image: image.is_some(),
+    };
+    let shown = tokio::select! {
+        shown = show(&cluster, arguments.demo) => shown,
+        _ = signals.recv() => Err(interrupted("interrupted")),
+    };
+    if let Err(error) = shown {
         if !arguments.background {
-            stop(&mut child, Signal::SIGINT).await;
-            dir.remove_pid();
+            stop(&mut child, &mut signals).await;
+            dir.remove_process(pid);
         }
         return Err(error);
+    }
+    if arguments.demo && std::io::stdin().is_terminal() && arguments.simulate.is_none() {
+        demo::open_console(&dir, &mut signals).await?;
     }
     if arguments.background {
         return Ok(ExitCode::SUCCESS);
     }
     if arguments.demo {
-        eprintln!("the cluster runs until Ctrl-C; its log is in {}", dir.log_file().display());
+        message!("the cluster runs until Ctrl-C; its log is in {}", dir.log_file().display());
     }
     let status = loop {
         let received = tokio::select! {
             status = child.wait() => break status?,
-            _ = terminate.recv() => Signal::SIGTERM,
-            _ = interrupt.recv() => Signal::SIGINT,
-            _ = hangup.recv() => Signal::SIGINT,
+            received = signals.recv() => received,
         };
         forward(&child, received);
     };
-    dir.remove_pid();
+    dir.remove_process(pid);
     Ok(exit_code(status))
 }
 
+/// Shows how to use the cluster, and creates what the demo needs.
+async fn show(cluster: &welcome::StartedCluster<'_>, is_demo: bool) -> anyhow::Result<()> {
+    cluster.wait_for_image().await;
+    crate::stdout::print(cluster.text().await.as_bytes())?;
+    if is_demo { demo::create(cluster).await } else { Ok(()) }
+}
+
+/// Binds the socket of the API. The daemon inherits it, so that only this daemon can be what answers there.
+async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
+    serve::bind(listen).await.with_context(|| {
+        format!("cannot listen on {listen} (another program may use it: give --listen ADDRESS:PORT, or stop that program)")
+    })
+}
+
 fn already_runs(dir: &ClusterDir) -> String {
-    let process = dir.pid().map(|pid| format!(" (process {pid})")).unwrap_or_default();
+    let process = dir.process().map(|pid| format!(" (process {pid})")).unwrap_or_default();
     format!(
         "a cluster already runs with data directory {}{process}; `muster ui` prints the URL of its web UI, and `muster \
          down{}` stops it",
@@ -146,22 +198,44 @@ fn already_runs(dir: &ClusterDir) -> String {
     )
 }
 
-/// Returns the command that runs the daemon in its own process group, so that only we forward signals of the terminal.
+/// Starts the daemon in its own process group, so that only we forward signals of the terminal.
+fn start_daemon(
+    arguments: &Arguments,
+    settings: &Settings,
+    dir: &ClusterDir,
+    image: Option<&Path>,
+    is_rootless: bool,
+    socket: TcpListener,
+) -> anyhow::Result<Child> {
+    let mut command = daemon_command(arguments, settings, (dir, image), is_rootless)?;
+    command.stdin(Stdio::from(OwnedFd::from(socket.into_std()?)));
+    // The console of the demo uses the terminal.
+    if arguments.background || arguments.demo {
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(dir.log_file());
+        command.stderr(file.with_context(|| dir.log_file().display().to_string())?);
+    }
+    if !arguments.background {
+        end_with_this_process(&mut command);
+    }
+    command.spawn().context("failed to start the daemon")
+}
+
+/// Returns the command that runs the daemon.
 fn daemon_command(
     arguments: &Arguments,
     settings: &Settings,
-    (dir, listen, image): (&ClusterDir, SocketAddr, Option<&Path>),
+    (dir, image): (&ClusterDir, Option<&Path>),
     is_rootless: bool,
 ) -> anyhow::Result<Command> {
     let mut command = Command::new(program()?);
     if is_rootless {
         command.arg("rootless").arg("--data-dir").arg(dir.path());
-        command.args(["--listen", &listen.to_string(), "--interface", &settings.node_egress_nic, "--"]);
+        command.args(["--interface", &settings.node_egress_nic, "--"]);
         if is_default(settings, "DNS_SERVER") {
             command.env("MUSTER_DNS_SERVER", rootless::RESOLVER.to_string());
         }
     } else {
-        command.arg("serve").args(["--listen", &listen.to_string()]);
+        command.args(["serve", "--listen-stdin"]);
     }
     command.arg("--data-dir").arg(dir.path());
     if let Some(file) = &arguments.config {
@@ -174,7 +248,7 @@ fn daemon_command(
         command.arg("--image").arg(format!("tiny={}", image.display()));
     }
     // The daemon's own URL of the web UI would be printed twice.
-    command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+    command.stdout(Stdio::null()).process_group(0);
     Ok(command)
 }
 
@@ -210,85 +284,38 @@ async fn wait_until_ready(child: &mut Child, settings: &Settings, listen: Socket
     }
 }
 
-/// Returns whether the API is ready. With TLS, it is assumed to be when it accepts connections.
+/// Returns whether the API is ready. With TLS, it is assumed to be when it answers.
 async fn is_ready(address: SocketAddr, is_tls: bool) -> bool {
     let request = async {
         let mut stream = TcpStream::connect(address).await?;
-        if is_tls {
-            return Ok(true);
-        }
         stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
         let mut status = [0; 12];
+        if is_tls {
+            // A server that accepts connections rejects this one. Before, nothing answers: the socket was bound here.
+            stream.read(&mut status).await?;
+            return Ok(true);
+        }
         stream.read_exact(&mut status).await?;
         Ok::<_, std::io::Error>(status == *b"HTTP/1.1 200")
     };
     request.await.unwrap_or(false)
 }
 
-/// Returns what is shown when the cluster is ready.
-async fn welcome(dir: &ClusterDir, arguments: &Arguments, is_rootless: bool) -> String {
-    let options = Options { credentials: Some(dir.credentials()), ..Options::default() };
-    let ticket = match options.client() {
-        Ok(client) => {
-            client.create_login_ticket().await.and_then(muster_client::api::ApiResponse::value).ok().map(
-                |ticket| {
-                    format!(
-                        "{}/ui/#ticket={} (for one login within a minute; `muster ui` prints another)",
-                        client.url(),
-                        ticket.ticket
-                    )
-                },
-            )
-        }
-        Err(_) => None,
-    };
-    let log = if arguments.background || arguments.demo {
-        format!("log          {}\n", dir.log_file().display())
-    } else {
-        String::new()
-    };
-    let network = if is_rootless {
-        "network      its own, behind pasta; `muster forward PORT ADDRESS:PORT` makes a floating address reachable\n"
-    } else {
-        ""
-    };
-    let credentials = match &ticket {
-        Some(_) => dir.credentials().display().to_string(),
-        None => "those of SYSTEM_KEY: `muster login` saves them".to_owned(),
-    };
-    format!(
-        "web UI       {}\ncredentials  {credentials}\ndata         {}\n{log}{network}\nThree things to try:\n{}  \
-         muster network create lan 10.0.0.0/24 --dns\n  \
-         muster instance create web --cpus 1 --memory 256 --disk 2@tiny --network lan\n  \
-         muster console web\n\nStop it with `muster down{}`.\n",
-        ticket.unwrap_or_else(|| "see the log".into()),
-        dir.path().display(),
-        environment(dir),
-        dir.option()
-    )
-}
-
-/// Returns the line that lets commands use this cluster, if they would not by themselves.
-fn environment(dir: &ClusterDir) -> String {
-    let files = CredentialFiles::for_current_user();
-    let is_found = files.daemon == dir.credentials() && !files.login.is_some_and(|file| file.exists());
-    if is_found {
-        String::new()
-    } else {
-        format!("  export MUSTER_CREDENTIALS={}\n", dir.credentials().display())
-    }
-}
-
-fn forward(child: &Child, signal: Signal) {
+fn forward(child: &Child, signal: unix_signal::Signal) {
     // Fails only if the daemon has ended.
     if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
         let _ = kill(Pid::from_raw(pid), signal);
     }
 }
 
-async fn stop(child: &mut Child, signal: Signal) {
-    forward(child, signal);
-    let _ = child.wait().await;
+/// Stops the daemon. Another signal kills it.
+async fn stop(child: &mut Child, signals: &mut EndSignals) {
+    forward(child, unix_signal::Signal::SIGINT);
+    tokio::select! {
+        _ = child.wait() => return,
+        _ = signals.recv() => {}
+    }
+    let _ = child.kill().await;
 }
 
 fn exit_code(status: ExitStatus) -> ExitCode {

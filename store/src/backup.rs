@@ -16,7 +16,7 @@ use crate::schema::{RESTORE_MARK, unfinished_restore};
 use crate::store::{ConsistentSnapshot, Store};
 use crate::{Row, StoreError, Value, migrate, params, placeholders, schema, transaction};
 
-pub use invariants::{StoredBlob, blobs, check};
+pub use invariants::{StoredBlob, blobs, check, has_blob};
 pub use restart::{DrillInstance, prepare_drill, restart};
 
 /// The maximum number of bytes of an encoded row.

@@ -345,6 +345,23 @@ async fn damaged_backups_are_rejected_and_leave_nothing() {
     let words = ["backup", "verify", reference.to_str().unwrap(), "--key-file", &key, "--data-dir", &other];
     let (success, output) = muster(&words, &[]);
     assert!(!success && output.contains("neither in the backup nor on this host"), "{output}");
+    // A host without them fetches them from the others, if it may.
+    std::fs::create_dir(&other).unwrap();
+    std::fs::copy(source.daemon.data.join("auth_secret_seed"), source.path("elsewhere/auth_secret_seed"))
+        .unwrap();
+    let database = format!("sqlite:{}", source.daemon.data.join("muster.db").display());
+    let file = source.word("fetched.backup");
+    let create = ["backup", "create", &file, "--blobs", "include", "--data-dir", &other, "--recipient"];
+    let create = || muster(&[&create[..], &[&source.recipient]].concat(), &[("DATABASE_URL", &database)]);
+    let (success, output) = create();
+    assert!(!success && output.contains("no other host can be asked"), "{output}");
+    let credentials = "elsewhere/credentials.json";
+    std::fs::copy(source.daemon.data.join("credentials.json"), source.path(credentials)).unwrap();
+    let (success, output) = create();
+    assert!(success, "{output}");
+    let words = ["-o", "yaml", "backup", "verify", &file, "--key-file", &key, "--data-dir", &other];
+    let (success, output) = muster(&words, &[]);
+    assert!(success && output.contains("missing_blobs: []"), "{output}");
     let left: Vec<_> = std::fs::read_dir(source.directory.path())
         .unwrap()
         .flatten()
@@ -361,8 +378,8 @@ async fn full_disk_leaves_no_file() {
     std::fs::create_dir(&small).unwrap();
     let data = source.daemon.data.display();
     let script = format!(
-        "mount -t tmpfs -o size=1m none {0} && ! {1} backup create {0}/x.backup --blobs include --data-dir {data} --recipient {2} \
-         2>{0}.log && cat {0}.log && ls -A {0} | wc -l",
+        "mount -t tmpfs -o size=64k none {0} && for blobs in include reference; do ! {1} backup create {0}/x.backup --blobs $blobs \
+         --data-dir {data} --recipient {2} 2>>{0}.log || exit 1; done && cat {0}.log && ls -A {0} | wc -l",
         small.display(),
         env!("CARGO_BIN_EXE_muster"),
         source.recipient
@@ -375,6 +392,8 @@ async fn full_disk_leaves_no_file() {
         return muster_testing::skipped("mount namespaces");
     }
     assert!(output.status.success(), "{text}");
+    // With blobs, it is known before anything is written.
+    assert!(text.contains("the blobs need 3 MiB"), "{text}");
     assert!(text.contains("No space left on device") && text.trim_end().ends_with("\n0"), "{text}");
 }
 
@@ -385,6 +404,7 @@ async fn periodic_backups_are_written_verified_and_trimmed() {
     let (_, output) = muster(&["backup", "create-key", key.to_str().unwrap()], &[]);
     let recipient = output.lines().find(|line| line.starts_with("backup-recipient-")).unwrap().to_owned();
     let daemon = setup(directory.path())
+        .set("BACKUP_BLOBS", "include")
         .set("BACKUP_INTERVAL", "1")
         .set("BACKUP_DIRECTORY", backups.to_str().unwrap())
         .set("BACKUP_RECIPIENT", &recipient)
@@ -397,21 +417,28 @@ async fn periodic_backups_are_written_verified_and_trimmed() {
         let found = events.as_array().into_iter().flatten().filter(|event| event["message"] == message);
         found.count()
     };
+    let (_, upload) = daemon.call(&token, Method::POST, "/upload", Some(json!({}))).await;
+    let upload = upload["uuid"].as_str().unwrap();
+    let content = reqwest::Client::new().post(format!("{}/upload/{upload}", daemon.url)).bearer_auth(&token);
+    assert_eq!(content.body("notes").send().await.unwrap().status(), 200);
+    let artifact = json!({"upload_uuid": upload, "artifact_type": "other"});
+    assert_eq!(daemon.call(&token, Method::POST, "/artifacts/upload/notes", Some(artifact)).await.0, 200);
     // The directory does not exist yet.
     wait_for("a failure", async || (events("failed to create a backup").await > 0).then_some(())).await;
     std::fs::create_dir(&backups).unwrap();
     wait_for("three backups", async || (events("backup created and verified").await >= 3).then_some(()))
         .await;
-    let data = daemon.data.clone();
     assert!(daemon.stop().success());
     let mut files: Vec<PathBuf> =
         std::fs::read_dir(&backups).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| !file.to_str().unwrap().ends_with(".partial"));
     assert_eq!(files.len(), 2, "{files:?}");
     for file in files {
+        // The blobs are in the backup.
+        let other = directory.path().join("elsewhere");
         let words =
             ["backup", "verify", file.to_str().unwrap(), "--key-file", key.to_str().unwrap(), "--data-dir"];
-        let (success, output) = muster(&[&words[..], &[data.to_str().unwrap()]].concat(), &[]);
-        assert!(success, "{output}");
+        let (success, output) = muster(&[&words[..], &[other.to_str().unwrap()]].concat(), &[]);
+        assert!(success && output.contains("blobs: 1 "), "{output}");
     }
 }

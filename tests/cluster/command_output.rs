@@ -274,12 +274,15 @@ fn profiles_select_the_cluster_and_keep_keys_to_their_url() {
     assert_eq!(String::from_utf8(run(&["profile", "list", "-o", "name"]).stdout).unwrap(), "");
 }
 
-/// Completes a command line in bash and returns the candidates.
+/// Completes a command line in bash, which splits words at `:` and `=`, and returns the candidates.
 fn complete_in_bash(shell: &Shell<'_>, line: &str) -> Vec<String> {
     let script = r#"
         source <("$PROGRAM" completion bash)
-        read -ra COMP_WORDS <<<"$LINE"
+        COMP_LINE=$LINE COMP_WORDBREAKS=$' :='
+        split=${LINE//=/ = }
+        read -ra COMP_WORDS <<<"${split//:/ : }"
         [[ $LINE == *" " ]] && COMP_WORDS+=("")
+        COMP_LINE=$PROGRAM${COMP_LINE#muster}
         COMP_WORDS[0]=$PROGRAM
         COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
         compopt() { COMPREPLY+=("files"); }
@@ -310,13 +313,54 @@ fn bash_completes_commands_and_names_of_the_cluster() {
     assert_eq!(complete_in_bash(&shell, "muster key delete system dep"), ["deploy"]);
     assert_eq!(complete_in_bash(&shell, "muster instance list -o ya"), ["yaml"]);
     assert_eq!(complete_in_bash(&shell, "muster artifact upload tiny "), ["files"]);
-    for name in ["bash", "zsh", "fish"] {
-        let script = shell.ok(&format!("completion {name}"));
-        assert!(script.contains("__complete"), "{script}");
-    }
-    let check = Command::new("bash").args(["-n", "-c", &shell.ok("completion bash")]).output().unwrap();
-    assert!(check.status.success(), "{check:?}");
+    // Only the part behind the last `=` or `:` is replaced.
+    assert_eq!(complete_in_bash(&shell, "muster instance list --format=ya"), ["yaml"]);
+    assert_eq!(
+        complete_in_bash(&shell, "muster instance list --format="),
+        ["table", "wide", "json", "yaml", "name"]
+    );
+    assert_eq!(complete_in_bash(&shell, "muster instance create x --placed-on=sim-2 --network=l"), [""]);
+    assert_eq!(complete_in_bash(&shell, "muster instance list --filter name:w --format ya"), ["yaml"]);
+    shell.ok("namespace create a:b");
+    assert_eq!(complete_in_bash(&shell, "muster namespace show a:"), ["b"]);
+    complete_in_fish(&shell);
     shell.ok("instance delete-all --yes");
+}
+
+fn complete_in_fish(shell: &Shell<'_>) {
+    if Command::new("fish").arg("--version").output().is_err() {
+        return muster_testing::skipped("fish");
+    }
+    let complete = |line: &str| {
+        let program = Path::new(env!("CARGO_BIN_EXE_muster")).parent().unwrap();
+        let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+        let mut command = Command::new("fish");
+        command.args(["--no-config", "-c", "muster completion fish | source; complete -C $LINE"]);
+        command.env("LINE", line).env("PATH", path);
+        command.env("HOME", shell.home).env("MUSTER_CREDENTIALS", shell.credentials());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(complete("muster instance show we"), ["web"]);
+    assert_eq!(complete("muster instance list --format=ya"), ["--format=yaml"]);
+    assert_eq!(complete("muster namespace show a:"), ["a:b"]);
+}
+
+#[test]
+fn completion_scripts_are_valid_for_their_shells() {
+    for shell in ["bash", "zsh", "fish"] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("script");
+        let output = Command::new(env!("CARGO_BIN_EXE_muster")).args(["completion", shell]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        fs::write(&file, output.stdout).unwrap();
+        match Command::new(shell).arg("-n").arg(&file).output() {
+            Ok(check) => assert!(check.status.success() && check.stderr.is_empty(), "{shell}: {check:?}"),
+            Err(_) => muster_testing::skipped(&format!("{shell} (Debian package {shell})")),
+        }
+    }
 }
 
 #[test]
@@ -335,4 +379,24 @@ fn ssh_connects_to_the_address_of_the_instance() {
     let (code, error) = shell.fail("ssh alone");
     assert!(code == 1 && error.contains("has no address"), "{error}");
     shell.ok("instance delete-all --yes");
+}
+
+#[test]
+fn closed_pipes_do_not_panic() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().to_str().unwrap();
+    let cases: [(&[&str], i32); 5] = [
+        (&["config"], 0),
+        (&["-o", "yaml", "config"], 0),
+        (&["completion", "bash"], 0),
+        (&["down", "--data-dir", data], 0),
+        (&["--credentials", "/nonexistent", "node", "list"], 1),
+    ];
+    for (words, code) in cases {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
+        command.args(words).env_clear().stdout(writer.try_clone().unwrap()).stderr(writer);
+        assert_eq!(command.status().unwrap().code(), Some(code), "{words:?}");
+    }
 }

@@ -184,6 +184,13 @@ fn unprivileged_user_runs_guests_and_leaves_nothing() {
     // A floating address is reachable through a forwarded port.
     let floating = two["floating"].as_str().unwrap();
     assert!(banner_through_forward(&cluster, &format!("{floating}:22")).starts_with("SSH-2.0-"));
+    // ssh reaches it without a port.
+    let ssh = cluster.muster("ssh --print two");
+    assert!(ssh.contains("ProxyCommand=") && ssh.contains(" forward - %h:%p --data-dir "), "{ssh}");
+    let data = cluster.path("home/.local/share/muster");
+    let proxy = cluster.command(&format!("forward - {floating}:22 --data-dir {}", data.display()));
+    let banner = cluster.host.sh(&format!("printf 'SSH-2.0-test\\r\\n' | ({proxy}) | head -n 1"));
+    assert!(banner.starts_with("SSH-2.0-"), "{banner}");
 
     let text = cluster.muster("down");
     assert!(text.contains("powering off one") && text.contains("nothing of it runs"), "{text}");
@@ -202,7 +209,7 @@ fn unprivileged_user_runs_guests_and_leaves_nothing() {
     // Even when it is killed, nothing remains.
     let pid = std::fs::read_to_string(cluster.path("home/.local/share/muster/muster.pid")).unwrap();
     assert!(!qemu_processes().is_empty());
-    Command::new("kill").args(["-KILL", pid.trim()]).status().unwrap();
+    Command::new("kill").args(["-KILL", pid.lines().next().unwrap()]).status().unwrap();
     wait_for("all processes to end", TIMEOUT, || processes().is_empty().then_some(()));
     assert_eq!(cluster.inventory(), before);
 }

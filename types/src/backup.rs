@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use aws_lc_rs::digest;
+use serde::{Deserialize, Serialize};
 
 use crate::key::Secret;
 
@@ -14,6 +15,16 @@ const CHECKSUM_BYTES: usize = 4;
 
 const RECIPIENT_PREFIX: &str = "backup-recipient-";
 const PRIVATE_KEY_PREFIX: &str = "backup-key-";
+
+/// Where the contents of the blobs of a backup are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BlobMode {
+    /// In the storage of the hosts only.
+    Reference,
+    /// In the backup.
+    Include,
+}
 
 /// The public key that backups are encrypted for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

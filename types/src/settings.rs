@@ -16,7 +16,7 @@ use std::str::FromStr;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::address::InterfaceAddress;
-use crate::backup::BackupRecipient;
+use crate::backup::{BackupRecipient, BlobMode};
 use crate::instance::FencingPolicy;
 use crate::key::{MAX_SECRET_BYTES, Secret};
 use crate::quota::NumberOrPercent;
@@ -167,6 +167,16 @@ impl ParseSetting for LogFormat {
             "text" => Ok(Self::Text),
             "json" => Ok(Self::Json),
             _ => Err(format!("{text:?} is neither text nor json")),
+        }
+    }
+}
+
+impl ParseSetting for BlobMode {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "reference" => Ok(Self::Reference),
+            "include" => Ok(Self::Include),
+            _ => Err(format!("{text:?} is neither reference nor include")),
         }
     }
 }
@@ -328,6 +338,7 @@ settings! {
     backup_interval: u64 = "BACKUP_INTERVAL", "0", "seconds between backups of the database and the seed to BACKUP_DIRECTORY; 0: none";
     backup_directory: String = "BACKUP_DIRECTORY", "", "directory for periodic backups, on every node, best on storage that the hosts share";
     backup_recipient: Option<BackupRecipient> = "BACKUP_RECIPIENT", "", "recipient that backups are encrypted for, of `muster backup create-key`";
+    backup_blobs: BlobMode = "BACKUP_BLOBS", "reference", "contents of images and snapshots in periodic backups: reference leaves them in the storage of the hosts, include copies them, also from other hosts";
     backup_keep: u64 = "BACKUP_KEEP", "7", "number of periodic backups that are kept in BACKUP_DIRECTORY";
     rebalance_interval: u64 = "REBALANCE_INTERVAL", "0", "seconds between rebalancings, which migrate instances from full nodes to empty ones; 0: only by request";
     node_ram_reservation_gb: f64 = "NODE_RAM_RESERVATION_GB", "2.0", "memory reserved for the host, in gigabytes";

@@ -151,7 +151,8 @@ pub(super) enum AgentFailure {
 impl From<AgentFailure> for anyhow::Error {
     fn from(failure: AgentFailure) -> Self {
         match failure {
-            AgentFailure::Expired(text) | AgentFailure::Other(text) => anyhow!(text),
+            AgentFailure::Expired(text) => timed_out(text),
+            AgentFailure::Other(text) => anyhow!(text),
         }
     }
 }
@@ -211,14 +212,16 @@ pub(super) async fn delete_if_interrupted<T>(
     }
     if let Some(id) = pending.operation.get() {
         match timeout(INTERRUPT_GRACE, client.delete_agent_operation(&id.to_string())).await {
-            Ok(Ok(_)) => eprintln!("interrupted; agent operation {id} was deleted"),
-            Ok(Err(error)) => eprintln!("interrupted; agent operation {id} continues: {error}"),
+            Ok(Ok(_)) => crate::message!("interrupted; agent operation {id} was deleted"),
+            Ok(Err(error)) => crate::message!("interrupted; agent operation {id} continues: {error}"),
             Err(_) => {
-                eprintln!("interrupted; agent operation {id} may continue: the server does not respond");
+                crate::message!(
+                    "interrupted; agent operation {id} may continue: the server does not respond"
+                );
             }
         }
     } else {
-        eprintln!("interrupted");
+        crate::message!("interrupted");
     }
     Ok(None)
 }

@@ -41,7 +41,7 @@ pub(super) fn prompt_secret(prompt: &str) -> anyhow::Result<Secret> {
         let read = io::stdin().read_line(&mut line);
         drop(no_echo);
         // The line break that the user typed was not echoed either.
-        eprintln!();
+        crate::message!("");
         read
     } else {
         io::stdin().read_line(&mut line)

@@ -41,6 +41,8 @@ impl Shell {
 pub struct Candidates {
     /// Words and their descriptions.
     words: Vec<(String, String)>,
+    /// The part of the incomplete word before its value: `--option=`.
+    prefix: String,
     /// Names of which objects can follow.
     objects: Option<Objects>,
     /// Whether a file name can follow.
@@ -82,12 +84,13 @@ impl Candidates {
             }
             _ => {}
         }
+        let prefix = self.prefix;
         // A word with a control character would break the line or the terminal.
         self.words.retain(|(word, _)| !word.contains(char::is_control));
         let mut lines: String = self
             .words
             .iter()
-            .map(|(word, about)| format!("{word}\t{}\n", about.replace(char::is_control, " ")))
+            .map(|(word, about)| format!("{prefix}{word}\t{}\n", about.replace(char::is_control, " ")))
             .collect();
         if self.files {
             lines.push_str(&format!("{FILES}\n"));
@@ -187,9 +190,16 @@ impl<'a> Line<'a> {
         self.positionals.is_empty().then(|| self.command.find_subcommand(name)).flatten()
     }
 
-    fn candidates(self, last: &str) -> Candidates {
+    fn candidates(self, mut last: &str) -> Candidates {
         let mut found = Candidates::default();
-        if let Some(option) = self.pending {
+        let with_value = last.strip_prefix("--").and_then(|long| long.split_once('='));
+        if let Some((name, value)) = with_value.filter(|_| !self.is_literal && self.pending.is_none()) {
+            if let Some(option) = self.options().find(|option| option.get_long() == Some(name)) {
+                found.prefix = format!("--{name}=");
+                self.add_values(option, &mut found);
+            }
+            last = value;
+        } else if let Some(option) = self.pending {
             self.add_values(option, &mut found);
         } else if last.starts_with('-') && !self.is_literal {
             let options = self.options().filter_map(|option| Some((option.get_long()?, option.get_help())));

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use clap::Args;
 use muster_types::instance::{InstanceRecord, InstanceState, PowerState};
 use muster_types::session::ConsoleKind;
@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::lookup::{NamedType, resolve};
 use super::session::Session;
 use crate::api::Client;
-use crate::exit_code::{Outcome, error_with_outcome};
+use crate::exit_code::{Outcome, error_with_outcome, interrupted};
 use crate::output::escape_control;
 use crate::terminal::{EndSignals, RawTerminal, read_in_thread, write_output};
 
@@ -66,7 +66,7 @@ pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::
     let mut relaying = tokio::spawn(relay(socket, relayed, Role::Client));
     let interactive = io::stdin().is_terminal();
     let hint = if interactive { "; press Ctrl-] to close it" } else { "" };
-    eprintln!("console of {name}{hint}");
+    crate::message!("console of {name}{hint}");
     let raw =
         RawTerminal::new().map_err(|error| anyhow!("cannot switch the terminal to raw mode: {error}"))?;
     let mut console = ConsoleSession {
@@ -81,7 +81,7 @@ pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::
     // Closes the connection and restores the terminal.
     drop(console);
     if interactive {
-        eprintln!();
+        crate::message!("");
     }
     let relay_end = timeout(CLOSE_TIMEOUT, &mut relaying).await;
     match end? {
@@ -89,10 +89,10 @@ pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::
         SessionEnd::Closed => {
             let relay_end = relay_end.ok().and_then(Result::ok).unwrap_or(RelayEnd::Lost);
             check_end(&relay_end).map_err(|error| error.context(format!("lost the console of {name}")))?;
-            eprintln!("the console of {name} was closed{}", closing_reason(&session.client, &id).await);
+            crate::message!("the console of {name} was closed{}", closing_reason(&session.client, &id).await);
             Ok(())
         }
-        SessionEnd::Signal => bail!("interrupted"),
+        SessionEnd::Signal => Err(interrupted("interrupted")),
     }
 }
 

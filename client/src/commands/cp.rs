@@ -214,7 +214,7 @@ pub(super) async fn delete_temporary(client: &Client, temporary: &Cell<Option<Ar
     match client.delete_artifact(id.to_string().as_str().into()).await {
         Ok(_) => {}
         Err(error) if error.is_not_found() => {}
-        Err(error) => eprintln!("failed to delete the temporary artifact {id}: {error}"),
+        Err(error) => crate::message!("failed to delete the temporary artifact {id}: {error}"),
     }
 }
 

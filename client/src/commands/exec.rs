@@ -17,7 +17,7 @@ use super::cp::delete_temporary;
 use super::exec_stdin::GuestFile;
 use super::lookup::{NamedType, resolve};
 use super::session::Session;
-use super::{exec_stdin, exec_terminal};
+use super::{exec_stdin, exec_terminal, suggestion};
 use crate::api::Client;
 use crate::error_text::io_error_text;
 use crate::output::print;
@@ -75,7 +75,9 @@ pub(super) async fn run(arguments: Arguments, session: &Session) -> u8 {
         Ok(Some(code)) => code,
         Ok(None) => EXIT_INTERRUPTED,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            let similar = suggestion::similar_name(&session.client, &error).await;
+            let hint = similar.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+            crate::message!("error: {error:#}{hint}");
             EXIT_FAILED
         }
     }
@@ -134,7 +136,7 @@ async fn execute(
             Ok(if code == 0 && report_truncation(result) { EXIT_FAILED } else { code })
         }
         Err(AgentFailure::Expired(text)) => {
-            eprintln!("error: {text}");
+            crate::message!("error: {text}");
             Ok(EXIT_TIMEOUT)
         }
         Err(AgentFailure::Other(text)) => Err(anyhow!(text)),
@@ -148,7 +150,7 @@ fn report_truncation(result: &Map<String, Value>) -> bool {
     if truncated.is_empty() {
         return false;
     }
-    eprintln!(
+    crate::message!(
         "error: the guest truncated {}: write it to a file and copy the file with `muster cp`",
         truncated.join(" and ")
     );

@@ -46,7 +46,7 @@ pub(super) async fn log_in(
         None if format.is_structured() => output::print_value(format, response.json())?,
         None => output::print(&export_commands(&credentials))?,
     }
-    eprintln!(
+    crate::message!(
         "logged in to {} as namespace {} with key {}, which will expire",
         credentials.apiurl,
         escape_control(&credentials.namespace),

@@ -386,7 +386,7 @@ async fn delete_all(
     if ids.is_empty() {
         print_status(session, &format!("namespace {namespace} has no instances"));
     } else {
-        eprint!("{}", table(instances).render(None));
+        crate::message!("{}", table(instances).render(None).trim_end());
         let question =
             format!("delete these {} instances of namespace {namespace} and their disks?", ids.len());
         if !yes && !prompt_confirmation(&question)? {

@@ -207,12 +207,12 @@ async fn explain_refusal(session: &Session, new: &NewInstance, error: Error) -> 
     let Error::NotPlaced { stage, transient, .. } = &error else { return error.into() };
     let transient = *transient;
     let known_stage = stage.parse().ok();
-    eprintln!("not placed: {} (stage {stage})", stage_reason(known_stage, transient));
+    crate::message!("not placed: {} (stage {stage})", stage_reason(known_stage, transient));
     let record = find_failed_record(session, new).await;
     let id = record.as_ref().map(|record| record.uuid.to_string());
     if let Some(id) = &id {
         for line in node_rejections(session, id).await {
-            eprintln!("  {}", escape_control(&line));
+            crate::message!("  {}", escape_control(&line));
         }
     }
     let retry = if transient { "; a later attempt may succeed" } else { "" };

@@ -66,7 +66,7 @@ pub(super) async fn run(arguments: Arguments, session: &Session) -> anyhow::Resu
     }
     if arguments.clear {
         client.clear_console_data(&id).await?;
-        eprintln!("console log of {} cleared", output::escape_control(&arguments.instance));
+        crate::message!("console log of {} cleared", output::escape_control(&arguments.instance));
     }
     Ok(())
 }

@@ -70,7 +70,7 @@ async fn print_link(session: &Session, instance: &str) -> anyhow::Result<()> {
     let link = response.value()?;
     #[expect(clippy::cast_precision_loss, reason = "Unix times are exact as f64")]
     let until = format_utc(link.expires_at as f64);
-    eprintln!("valid until {until}");
+    crate::message!("valid until {until}");
     output::print(&format!("{}\n", escape_control(&link.url)))
 }
 
@@ -78,7 +78,7 @@ async fn write_viewer_file(session: &Session, instance: &str, file: &Path) -> an
     let text = session.client.viewer_file(instance).await?;
     if file != Path::new("-") {
         write_private(file, &text)?;
-        eprintln!("open the screen with `remote-viewer {}`", file.display());
+        crate::message!("open the screen with `remote-viewer {}`", file.display());
         return Ok(());
     }
     if session.is_structured() {
@@ -140,7 +140,7 @@ async fn forward(session: &Session, arguments: &Arguments) -> anyhow::Result<()>
     let mut viewer = Viewer::start(&screen, arguments)?;
     if viewer.is_none() {
         screen.print(session)?;
-        eprintln!("forwarding the screen of {}; press Ctrl-C to end", escape_control(&screen.name));
+        crate::message!("forwarding the screen of {}; press Ctrl-C to end", escape_control(&screen.name));
     }
     let mut connections = FuturesUnordered::new();
     loop {
@@ -171,7 +171,7 @@ async fn relay_connection(
         Err(error @ Error::Unreachable { .. }) => Err(error.into()),
         // For example while the instance is off.
         Err(error) => {
-            eprintln!("error: cannot open the screen: {error}");
+            crate::message!("error: cannot open the screen: {error}");
             Ok(())
         }
     }
@@ -199,7 +199,7 @@ impl Viewer {
         match Command::new(&program).arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).spawn() {
             Ok(process) => Ok(Some(Self { process, program, _directory: directory })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                eprintln!("{} is not installed: use another viewer", escape_control(&program));
+                crate::message!("{} is not installed: use another viewer", escape_control(&program));
                 Ok(None)
             }
             Err(error) => Err(error).with_context(|| format!("cannot start {program}")),

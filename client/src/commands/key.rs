@@ -97,7 +97,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             match response.value()? {
                 AddedKey::Generated { key_name, key } => {
                     output::print(&format!("{}\n", key.expose()))?;
-                    eprintln!(
+                    crate::message!(
                         "this is the secret of key {}; it will not be shown again",
                         escape_control(&key_name)
                     );

@@ -1,6 +1,5 @@
 //! Objects that share a name, which the API permits: the choice between them, and a warning before another one is created.
 
-use anyhow::anyhow;
 use muster_types::artifact::ArtifactState;
 use muster_types::ids::InstanceId;
 use muster_types::network::NetworkState;
@@ -9,6 +8,7 @@ use muster_types::time::now;
 
 use super::instance_refusal::MAX_EVENTS;
 use crate::api::{self, ApiResponse, ArtifactRef, Client, EventQuery, ListQuery, ObjectPath};
+use crate::exit_code::{Outcome, error_with_outcome};
 use crate::output::escape_control;
 use crate::time::format_age;
 
@@ -153,7 +153,7 @@ pub(super) async fn warn_if_name_exists(
     } else {
         "the name will refer to the new one"
     };
-    eprintln!(
+    crate::message!(
         "warning: namespace {} already has {} with the name {}: {}; {consequence}",
         escape_control(namespace),
         if found.len() == 1 {
@@ -193,7 +193,10 @@ async fn ambiguous(
 async fn ambiguity(client: &Client, kind: NamedType, name: &str, found: &[Candidate]) -> anyhow::Error {
     let (word, name) = (kind.word(), escape_control(name));
     let listed = describe(client, kind, found).await;
-    anyhow!("{} {word}s have the name {name}: {listed}; give a UUID instead of the name", found.len())
+    let text =
+        format!("{} {word}s have the name {name}: {listed}; give a UUID instead of the name", found.len());
+    // As if the server had refused the name.
+    error_with_outcome(Outcome::Refused, text)
 }
 
 /// Describes objects by id, state, age and namespace.

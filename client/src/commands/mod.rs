@@ -178,7 +178,6 @@ pub fn run(command: Command, options: Options) -> LocalBoxFuture<'static, anyhow
 
 /// Runs a command, and adds a similar name to the error if an object was not found by its name.
 async fn run_with_suggestion(command: Command, options: Options) -> anyhow::Result<ExitCode> {
-    crate::output::set_quiet(options.quiet);
     let error = match dispatch(command, options.clone()).await {
         Ok(code) => return Ok(code),
         Err(error) => error,
@@ -217,7 +216,10 @@ async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode
         Command::Network(command) => network::run(command, &Session::new(options)?).await?,
         Command::Instance(command) => instance::run(command, &Session::new(options)?).await?,
         Command::Top(arguments) => top::run(arguments, &Session::new(options)?).await?,
-        Command::Ssh(arguments) => ssh::run(arguments, &Session::new(options)?).await?,
+        Command::Ssh(arguments) => {
+            let credentials = options.credentials.clone();
+            ssh::run(arguments, credentials, &Session::new(options)?).await?;
+        }
         Command::Console(arguments) => console::run(arguments, &Session::new(options)?).await?,
         Command::Why { reference } => why::run(&Session::new(options)?, &reference).await?,
         Command::Exec(arguments) => return Ok(exec::run(arguments, &Session::new(options)?).await.into()),

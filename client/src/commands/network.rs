@@ -315,8 +315,8 @@ async fn delete(session: &Session, network: &str, wait: WaitOptions) -> anyhow::
     let mut condition = format!("network {network} to be deleted");
     if !attached.is_empty() {
         let attached = attached.join(", ");
-        eprintln!("network {} has interfaces of instances: {attached}", escape_control(network));
-        eprintln!("it will be deleted once they are; new instances can no longer use it");
+        crate::message!("network {} has interfaces of instances: {attached}", escape_control(network));
+        crate::message!("it will be deleted once they are; new instances can no longer use it");
         condition = format!("the deletion of the instances on network {network}: {attached}");
     }
     let Some(mut timer) = wait.timer() else {
@@ -401,7 +401,7 @@ fn ping(session: &Session, response: ApiResponse<PingResult>) -> anyhow::Result<
         return session.print_value(response.json());
     }
     let PingResult { stdout, stderr } = response.value()?;
-    eprint!("{}", join_lines(&stderr));
+    crate::message!("{}", join_lines(&stderr).trim_end());
     output::print(&join_lines(&stdout))
 }
 

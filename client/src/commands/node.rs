@@ -158,7 +158,7 @@ async fn delete(session: &Session, node: &str, dead: bool, yes: bool) -> anyhow:
     let response = match client.delete_node(node, false).await {
         Err(error) if dead && !is_alive && error.status() == Some(StatusCode::CONFLICT.as_u16()) => {
             // The error lists the instances that end in error.
-            eprintln!("{}", escape_control(&error.to_string()));
+            crate::message!("{}", escape_control(&error.to_string()));
             require_confirmation(&format!("is the host of {node} dead, and delete the node?"))?;
             client.delete_node(node, true).await?
         }

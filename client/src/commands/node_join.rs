@@ -12,7 +12,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 use crate::credentials::PrivateFile;
-use crate::output::escape_control;
+use crate::output::{escape_control, print};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// The settings that an invitation contains.
@@ -41,10 +41,9 @@ pub(super) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         format!("{existing}{separator}# Written by `muster node join`.\n{}", lines.collect::<String>());
     file.write(&text)?;
     let file = arguments.config.display();
-    println!(
-        "wrote {file}. Start this host as a node with:\n  muster serve --config {file} --listen 0.0.0.0:13000"
-    );
-    Ok(())
+    print(&format!(
+        "wrote {file}. Start this host as a node with:\n  muster serve --config {file} --listen 0.0.0.0:13000\n"
+    ))
 }
 
 /// Returns the text of the settings file, which must not belong to a cluster already.

@@ -51,7 +51,7 @@ pub(super) async fn rebalance(session: &Session, arguments: Arguments) -> anyhow
     if session.is_structured() {
         session.print_value(response.json())?;
     } else if started.moves != plan.moves {
-        eprintln!("the cluster has changed, so the plan is another one:");
+        crate::message!("the cluster has changed, so the plan is another one:");
         show(&started)?;
     }
     let (Some(handle), Some(timer)) = (started.operation, wait.timer()) else { return Ok(()) };

@@ -222,8 +222,7 @@ impl Session {
         if self.is_structured() {
             return self.print_value(response.json());
         }
-        println!("{}", output::escape_control(text));
-        Ok(())
+        output::print(&format!("{}\n", output::escape_control(text)))
     }
 
     /// Confirms an action whose response contains no data.

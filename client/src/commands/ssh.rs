@@ -1,8 +1,9 @@
 //! `muster ssh`: opens an SSH session to an instance with the program `ssh`.
 
 use std::net::Ipv4Addr;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -10,10 +11,11 @@ use clap::Args;
 use muster_types::interface::InterfaceRecord;
 use serde_json::{Map, Value};
 
+use super::arguments::shell_quote;
 use super::lookup::{NamedType, resolve};
 use super::session::Session;
 use crate::api::ApiResponse;
-use crate::credentials::{state_dir, write_private};
+use crate::credentials::{self, default_data_dir, state_dir, write_private};
 use crate::error_text::io_error_text;
 use crate::output::escape_control;
 
@@ -21,7 +23,7 @@ use crate::output::escape_control;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Connects to the floating address of the instance if it has one, else to its first address, which must be reachable \
-                  from this host. If the agent in the guest reports the SSH host keys, the server is verified with them. \
+                  from this host. A cluster without root is reached through its own namespaces. If the agent in the guest reports the SSH host keys, the server is verified with them. \
                   Exits with the code of ssh."
 )]
 pub struct Arguments {
@@ -42,7 +44,11 @@ pub struct Arguments {
 }
 
 /// Replaces this process by ssh.
-pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::Result<()> {
+pub(super) async fn run(
+    mut arguments: Arguments,
+    credentials: Option<PathBuf>,
+    session: &Session,
+) -> anyhow::Result<()> {
     let client = &session.client;
     resolve(client, NamedType::Instance, &mut arguments.instance, None).await?;
     let instance = client.instance(&arguments.instance).await?.value()?;
@@ -53,13 +59,37 @@ pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::
     let alias = format!("muster-{}", instance.uuid);
     let known = facts.and_then(|facts| known_hosts(&alias, &facts));
     let known = known.map(|lines| save_known_hosts(&alias, &lines)).transpose()?.flatten();
-    let words = ssh_words(&arguments, address, &alias, known.as_ref())?;
+    let proxy = match rootless_dir(credentials.as_deref(), client.url()) {
+        Some(dir) => Some(proxy_command(&std::env::current_exe()?, &dir)?),
+        None => None,
+    };
+    let words = ssh_words(&arguments, address, &alias, known.as_ref(), proxy)?;
     if arguments.print {
-        let words: Vec<String> = words.iter().map(|word| super::arguments::shell_quote(word)).collect();
+        let words: Vec<String> = words.iter().map(|word| shell_quote(word)).collect();
         return crate::output::print(&format!("ssh {}\n", words.join(" ")));
     }
     let error = Command::new("ssh").args(words).exec();
     Err(anyhow!("cannot run ssh: {}", io_error_text(&error)))
+}
+
+/// Returns the data directory of the rootless cluster on this host with the API at a URL. Its addresses are reachable only through
+/// the socket there. `credentials` is the file that the user gave.
+fn rootless_dir(credentials: Option<&Path>, url: &str) -> Option<PathBuf> {
+    let given = credentials.and_then(Path::parent).map(Path::to_owned);
+    let mut dirs = given.into_iter().chain([default_data_dir()]);
+    let is_rootless = |dir: &PathBuf| UnixStream::connect(dir.join("forward.sock")).is_ok();
+    dirs.find(|dir| credentials::is_for(&dir.join("credentials.json"), url) && is_rootless(dir))
+}
+
+/// Returns the command through which ssh reaches the addresses of a rootless cluster.
+fn proxy_command(program: &Path, dir: &Path) -> anyhow::Result<String> {
+    // ssh replaces %h and %p by address and port, and %% by %.
+    let word = |path: &Path| {
+        let path = std::path::absolute(path)?;
+        let text = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
+        anyhow::Ok(shell_quote(text).replace('%', "%%"))
+    };
+    Ok(format!("{} forward - %h:%p --data-dir {}", word(program)?, word(dir)?))
 }
 
 /// Returns the address to connect to.
@@ -97,6 +127,7 @@ fn ssh_words(
     address: Ipv4Addr,
     alias: &str,
     known: Option<&PathBuf>,
+    proxy: Option<String>,
 ) -> anyhow::Result<Vec<String>> {
     let path = |file: &PathBuf| -> anyhow::Result<String> {
         file.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", file.display()))
@@ -109,6 +140,9 @@ fn ssh_words(
         }
         words.extend(["-o".to_owned(), format!("UserKnownHostsFile=\"{file}\"")]);
         words.extend(["-o".to_owned(), "StrictHostKeyChecking=yes".to_owned()]);
+    }
+    if let Some(proxy) = proxy {
+        words.extend(["-o".to_owned(), format!("ProxyCommand={proxy}")]);
     }
     if let Some(identity) = &arguments.identity {
         words.extend(["-i".to_owned(), path(identity)?]);
@@ -162,9 +196,26 @@ mod tests {
             print: false,
             command: vec!["uptime".into()],
         };
-        let words = ssh_words(&arguments, Ipv4Addr::LOCALHOST, "muster-u", Some(&"/s/u".into())).unwrap();
+        let words =
+            ssh_words(&arguments, Ipv4Addr::LOCALHOST, "muster-u", Some(&"/s/u".into()), None).unwrap();
         let expected = "-o HostKeyAlias=muster-u -o UserKnownHostsFile=\"/s/u\" -o StrictHostKeyChecking=yes -i id -l debian \
                         127.0.0.1 uptime";
         assert_eq!(words.join(" "), expected);
+        let proxy = proxy_command(Path::new("/bin/muster"), Path::new("/a b/50%")).unwrap();
+        assert_eq!(proxy, "'/bin/muster' forward - %h:%p --data-dir '/a b/50%%'");
+        let words = ssh_words(&arguments, Ipv4Addr::LOCALHOST, "muster-u", None, Some(proxy)).unwrap();
+        assert!(words[3].starts_with("ProxyCommand='/bin/muster' forward - "), "{words:?}");
+    }
+
+    #[test]
+    fn rootless_cluster_is_the_one_of_the_url() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, url) = (folder.path().join("credentials.json"), "http://127.0.0.1:1");
+        let text = json!({ "namespace": "system", "key": "k", "apiurl": url }).to_string();
+        std::fs::write(&file, text).unwrap();
+        assert_eq!(rootless_dir(Some(&file), url), None, "it is not rootless");
+        let _listener = std::os::unix::net::UnixListener::bind(folder.path().join("forward.sock")).unwrap();
+        assert_eq!(rootless_dir(Some(&file), url).as_deref(), Some(folder.path()));
+        assert_eq!(rootless_dir(Some(&file), "http://127.0.0.1:2"), None);
     }
 }

@@ -4,9 +4,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::api::{Client, Error};
 use crate::output::{escape_control, names};
-
-/// How many letters a name has for each typo that is tolerated.
-const LETTERS_PER_TYPO: usize = 4;
+use crate::similar_name::closest;
 
 /// The objects that are given by name: the start of their paths, and the path of the list.
 const NAMED: [&str; 6] =
@@ -38,18 +36,6 @@ fn list_and_name(path: &str) -> Option<(&str, String)> {
     Some((list, percent_decode_str(name).decode_utf8().ok()?.into_owned()))
 }
 
-/// Returns the most similar name. An equal one is not a suggestion: the object exists, but not a part of it.
-pub(super) fn closest(name: &str, existing: &[String]) -> Option<String> {
-    if existing.iter().any(|other| other == name) {
-        return None;
-    }
-    let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
-    let (distance, best) =
-        existing.iter().map(|other| (distance(other), other)).min_by_key(|(distance, _)| *distance)?;
-    let max_distance = (name.chars().count() / LETTERS_PER_TYPO).max(1);
-    (distance <= max_distance).then(|| best.clone())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -72,16 +58,6 @@ mod tests {
             let found = found.as_ref().map(|(list, name)| (*list, name.as_str()));
             assert_eq!(found, expected, "{path}");
         }
-    }
-
-    #[test]
-    fn suggests_only_similar_names() {
-        let existing = ["web", "database", "Proxy"].map(str::to_owned);
-        assert_eq!(closest("wbe", &existing).as_deref(), Some("web"));
-        assert_eq!(closest("databse", &existing).as_deref(), Some("database"));
-        assert_eq!(closest("proxy", &existing).as_deref(), Some("Proxy"));
-        assert_eq!(closest("web", &existing), None);
-        assert_eq!(closest("mail", &existing), None);
     }
 
     #[tokio::test]

@@ -193,7 +193,10 @@ fn show_secret(session: &Session, response: ApiResponse<WebhookRecord>) -> anyho
     }
     let webhook = response.value()?;
     output::print(&format!("{}\n", webhook.secret.unwrap_or_default()))?;
-    eprintln!("this is the secret of webhook {}; it will not be shown again", escape_control(&webhook.name));
+    crate::message!(
+        "this is the secret of webhook {}; it will not be shown again",
+        escape_control(&webhook.name)
+    );
     Ok(())
 }
 

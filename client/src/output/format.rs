@@ -32,7 +32,8 @@ pub enum Format {
 
 impl Format {
     /// Returns whether the output is for programs, without texts for people.
-    pub(crate) fn is_structured(self) -> bool {
+    #[must_use]
+    pub fn is_structured(self) -> bool {
         match self {
             Self::Table | Self::Wide => false,
             Self::Json | Self::Yaml | Self::Name => true,
@@ -40,7 +41,8 @@ impl Format {
     }
 
     /// Formats a response. Formats for people show JSON if the response has no table.
-    pub(crate) fn render(self, value: &Value) -> String {
+    #[must_use]
+    pub fn render(self, value: &Value) -> String {
         match self {
             Self::Table | Self::Wide | Self::Json => format!("{value:#}\n"),
             Self::Yaml => yaml::render(value),
@@ -79,7 +81,7 @@ pub(crate) fn names(value: &Value) -> Vec<String> {
 }
 
 /// Suppresses status messages and progress.
-pub(crate) fn set_quiet(quiet: bool) {
+pub fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }
 
@@ -91,7 +93,7 @@ pub(crate) fn is_quiet() -> bool {
 /// Prints a message about what the command does, unless the user wants none.
 pub(crate) fn status(text: &str) {
     if !is_quiet() {
-        eprintln!("{}", escape_control(text));
+        crate::message!("{}", escape_control(text));
     }
 }
 

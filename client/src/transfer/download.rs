@@ -65,7 +65,7 @@ pub(crate) async fn download(
 ) -> anyhow::Result<Option<String>> {
     let download = BlobDownload::new(client, blob, policy).await?;
     if download.sha512.is_none() {
-        eprintln!(
+        crate::message!(
             "the server has not computed the checksum of blob {} yet: the download is not verified",
             blob.uuid
         );
@@ -158,7 +158,7 @@ impl<'a> BlobDownload<'a> {
         loop {
             let start = hasher.hashed();
             if start > 0 {
-                eprintln!(
+                crate::message!(
                     "resuming an earlier download: {} of {} already received",
                     format_bytes(start),
                     format_bytes(self.size)
@@ -193,7 +193,7 @@ impl<'a> BlobDownload<'a> {
                     hasher.digest()
                 );
             }
-            eprintln!("the part received by an earlier run is damaged; starting over");
+            crate::message!("the part received by an earlier run is damaged; starting over");
             hasher = ContentHasher::new();
         }
     }

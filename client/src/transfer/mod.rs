@@ -12,9 +12,10 @@ mod upload_state;
 use std::future::Future;
 use std::time::Duration;
 
-use anyhow::bail;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
+
+use crate::exit_code::interrupted;
 
 pub(crate) use self::download::{DownloadTarget, PrivatePartFile, download, download_to_stream};
 pub(crate) use self::local_file::LocalFile;
@@ -38,5 +39,5 @@ pub(crate) async fn unless_interrupted<T>(
         _ = tokio::signal::ctrl_c() => {}
         _ = terminate.recv() => {}
     }
-    bail!("interrupted; {}", consequence())
+    Err(interrupted(format!("interrupted; {}", consequence())))
 }

@@ -103,7 +103,7 @@ async fn resume_or_create(
         let at = match client.upload(&upload.to_string()).await {
             Ok(response) => response.value()?.size,
             Err(error) if error.is_not_found() => {
-                eprintln!("the server no longer has the upload of an earlier run; starting over");
+                crate::message!("the server no longer has the upload of an earlier run; starting over");
                 state.entry.upload = None;
                 return Ok(None);
             }
@@ -111,10 +111,10 @@ async fn resume_or_create(
         };
         if at <= local.size {
             let (received, size) = (format_bytes(at), format_bytes(local.size));
-            eprintln!("resuming an earlier upload: the server has {received} of {size}");
+            crate::message!("resuming an earlier upload: the server has {received} of {size}");
             return Ok(Some((upload, at)));
         }
-        eprintln!("the upload of an earlier run is longer than the file; starting over");
+        crate::message!("the upload of an earlier run is longer than the file; starting over");
         state.entry.upload = None;
     }
     let upload = client.create_upload().await?.value()?;

@@ -14,6 +14,7 @@ use std::io::{self, Read, Write};
 
 use aws_lc_rs::digest;
 use muster_store::backup::MAX_ROW_BYTES;
+use muster_types::backup::BlobMode;
 use muster_types::ids::BlobId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -31,16 +32,6 @@ const PART: u8 = b'P';
 const RECORD: u8 = b'R';
 const PART_END: u8 = b'E';
 const ARCHIVE_END: u8 = b'Z';
-
-/// Where the contents of blobs are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BlobMode {
-    /// In the storage of the hosts only.
-    Reference,
-    /// In the backup.
-    Include,
-}
 
 /// The first part of a backup.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -66,6 +57,8 @@ pub enum PartHeader {
     Table { name: String },
     /// The content, in records of at most 1 MiB.
     Blob { uuid: BlobId, size: u64 },
+    /// No record: the blob was deleted after the snapshot of the database.
+    DeletedBlob { uuid: BlobId },
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

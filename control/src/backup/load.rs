@@ -12,14 +12,16 @@ use std::path::{Path, PathBuf};
 use aws_lc_rs::digest;
 use muster_store::Row;
 use muster_store::backup::{self, Restoration, RestoredStore, StoredBlob, decode};
+use muster_types::backup::BlobMode;
 use muster_types::ids::BlobId;
 use muster_types::key::{Secret, random_alphanumeric};
 use muster_types::storage::blob_path;
 use tokio::sync::{mpsc, oneshot};
 
-use super::archive::{ArchiveReader, BlobMode, FORMAT, Manifest, PartHeader};
+use super::archive::{ArchiveReader, FORMAT, Manifest, PartHeader};
 use super::encryption::{DecryptionKey, EncryptedReader};
-use super::{BackupError, find_blob, with_path};
+use super::progress::{BackupPhase, ProgressReader, ProgressReceiver};
+use super::{BackupError, find_blob, require_space, with_path};
 
 /// The number of rows that wait for the database. Each may be as large as [`MAX_ROW_BYTES`](backup::MAX_ROW_BYTES).
 const QUEUED_ROWS: usize = 8;
@@ -32,6 +34,7 @@ pub struct LoadTarget {
     pub database_url: Secret,
     /// The storage that blobs are written to. Unset: they are only verified.
     pub storage: Option<PathBuf>,
+    pub progress: ProgressReceiver,
 }
 
 /// A backup that is in the database, which no daemon can use yet.
@@ -43,6 +46,8 @@ pub struct LoadedBackup {
     pub rows: u64,
     /// The blobs of the cluster.
     pub blobs: Vec<StoredBlob>,
+    /// The blobs that were deleted while the backup was created, which it does not include.
+    pub deleted_blobs: Vec<BlobId>,
     /// The relations between tables that do not hold.
     pub violations: Vec<String>,
 }
@@ -57,6 +62,8 @@ pub struct BackupReport {
     pub blob_bytes: u64,
     /// The blobs that are neither in the backup nor in a storage of this host.
     pub missing_blobs: Vec<BlobId>,
+    /// The blobs that were deleted while the backup was created, which it does not include.
+    pub deleted_blobs: Vec<BlobId>,
 }
 
 /// What the reader has found.
@@ -76,10 +83,11 @@ pub async fn verify(
     key: &DecryptionKey,
     directory: &Path,
     storages: &[PathBuf],
+    progress: ProgressReceiver,
 ) -> Result<BackupReport, BackupError> {
     let temporary = TemporaryDirectory::create(directory)?;
     let url = format!("sqlite:{}", temporary.0.join("muster.db").display());
-    let target = LoadTarget { database_url: Secret::new(url), storage: None };
+    let target = LoadTarget { database_url: Secret::new(url), storage: None, progress };
     let loaded = load(file, key, &target).await?;
     loaded.restored.store.close().await;
     if !loaded.violations.is_empty() {
@@ -101,6 +109,7 @@ pub async fn verify(
         blobs: loaded.blobs.len() as u64,
         blob_bytes: loaded.blobs.iter().map(|blob| u64::try_from(blob.size).unwrap_or_default()).sum(),
         missing_blobs,
+        deleted_blobs: loaded.deleted_blobs,
     })
 }
 
@@ -113,19 +122,23 @@ pub async fn load(
 ) -> Result<LoadedBackup, BackupError> {
     let (items, mut received) = mpsc::channel(QUEUED_ROWS);
     let (expect, expected) = oneshot::channel();
-    let (path, key, storage) = (file.to_owned(), key.clone(), target.storage.clone());
-    let reader = tokio::task::spawn_blocking(move || read(&path, &key, storage.as_deref(), &items, expected));
+    let (path, key, target_of_reader) = (file.to_owned(), key.clone(), target.clone());
+    let reader = tokio::task::spawn_blocking(move || read(&path, &key, &target_of_reader, &items, expected));
     let consumed = consume(&mut received, expect, target.database_url.expose()).await;
-    drop(received);
+    // While this is open, the reader knows that it was not interrupted.
+    let _received = consumed.is_ok().then_some(received);
     let read = reader.await.map_err(|error| BackupError::Failed(error.to_string()))?;
     match (read, consumed) {
         // The reader stops if the database fails.
-        (Err(ReadError::Stopped), Err(error)) | (Ok(()), Err(error)) => Err(error),
+        (Err(ReadError::Stopped) | Ok(_), Err(error)) => Err(error),
         (Err(ReadError::Stopped), Ok(_)) => {
             Err(BackupError::Failed("reading the backup was cancelled".into()))
         }
         (Err(ReadError::Backup(error)), _) => Err(error),
-        (Ok(()), Ok(loaded)) => loaded.ok_or_else(|| BackupError::Damaged("it has no tables".into())),
+        (Ok(deleted_blobs), Ok(loaded)) => {
+            let loaded = loaded.ok_or_else(|| BackupError::Damaged("it has no tables".into()))?;
+            Ok(LoadedBackup { deleted_blobs, ..loaded })
+        }
     }
 }
 
@@ -158,7 +171,16 @@ async fn consume(
                 let blobs = backup::blobs(&restored.store).await?;
                 // The reader has ended if this fails.
                 let _ = expect.send(blobs.iter().map(|blob| (blob.id, blob.clone())).collect());
-                return Ok(Some(LoadedBackup { manifest, seed, restored, rows, blobs, violations }));
+                let deleted_blobs = Vec::new();
+                return Ok(Some(LoadedBackup {
+                    manifest,
+                    seed,
+                    restored,
+                    rows,
+                    blobs,
+                    deleted_blobs,
+                    violations,
+                }));
             }
         }
     }
@@ -182,16 +204,19 @@ fn damaged(text: &str) -> ReadError {
     ReadError::Backup(BackupError::Damaged(text.to_owned()))
 }
 
-/// Reads the file, and writes its blobs.
+/// Reads the file, and writes its blobs. Returns those that were deleted while it was created.
 fn read(
     path: &Path,
     key: &DecryptionKey,
-    storage: Option<&Path>,
+    target: &LoadTarget,
     items: &mpsc::Sender<ArchiveItem>,
     expected: oneshot::Receiver<HashMap<BlobId, StoredBlob>>,
-) -> Result<(), ReadError> {
+) -> Result<Vec<BlobId>, ReadError> {
     let send = |item| items.blocking_send(item).map_err(|_| ReadError::Stopped);
-    let file = File::open(path).map_err(with_path("read", path))?;
+    let input = File::open(path).map_err(with_path("read", path))?;
+    let total = input.metadata().ok().map(|found| found.len());
+    let receiver = target.progress.clone();
+    let file = ProgressReader { input, receiver, phase: BackupPhase::Read, done: 0, total };
     let mut archive = ArchiveReader::new(EncryptedReader::new(BufReader::with_capacity(1 << 20, file), key)?);
 
     if archive.next_part()? != Some(PartHeader::Manifest) {
@@ -223,15 +248,30 @@ fn read(
     }
     send(ArchiveItem::Tables)?;
     let expected = expected.blocking_recv().map_err(|_| ReadError::Stopped)?;
-    let mut found = HashSet::new();
+    if let (BlobMode::Include, Some(storage)) = (mode, &target.storage) {
+        let needed = expected.values().map(|blob| u64::try_from(blob.size).unwrap_or_default()).sum();
+        require_space(storage, needed)?;
+    }
+    let (mut found, mut deleted) = (HashSet::new(), Vec::new());
     while let Some(header) = part {
-        let PartHeader::Blob { uuid, size } = header else { return Err(damaged("a part is there twice")) };
-        let blob = expected.get(&uuid).filter(|blob| u64::try_from(blob.size) == Ok(size));
+        let (uuid, size) = match header {
+            PartHeader::Blob { uuid, size } => (uuid, Some(size)),
+            PartHeader::DeletedBlob { uuid } => (uuid, None),
+            _ => return Err(damaged("a part is there twice")),
+        };
+        let is_expected = |blob: &&StoredBlob| size.is_none_or(|size| u64::try_from(blob.size) == Ok(size));
+        let blob = expected.get(&uuid).filter(is_expected);
         let blob = blob.ok_or_else(|| damaged(&format!("blob {uuid} is not that of its database")))?;
         if !found.insert(uuid) {
             return Err(damaged(&format!("blob {uuid} is there twice")));
         }
-        read_blob(&mut archive, blob, storage)?;
+        if size.is_some() {
+            read_blob(&mut archive, blob, target.storage.as_deref(), items)?;
+        } else if archive.next_record()?.is_some() {
+            return Err(damaged("a blob that was deleted has content"));
+        } else {
+            deleted.push(uuid);
+        }
         part = archive.next_part()?;
     }
     match mode {
@@ -239,7 +279,7 @@ fn read(
         BlobMode::Include if found.len() < expected.len() => {
             Err(damaged(&format!("{} of its blobs are missing", expected.len() - found.len())))
         }
-        _ => Ok(()),
+        _ => Ok(deleted),
     }
 }
 
@@ -248,11 +288,16 @@ fn read_blob(
     archive: &mut ArchiveReader<impl std::io::Read>,
     blob: &StoredBlob,
     storage: Option<&Path>,
+    items: &mpsc::Sender<ArchiveItem>,
 ) -> Result<(), ReadError> {
     let mut output = storage.map(|storage| BlobFile::create(&blob_path(storage, blob.id))).transpose()?;
     let mut hash = digest::Context::new(&digest::SHA256);
     let mut size = 0;
     while let Some(record) = archive.next_record()? {
+        // The caller was interrupted, and removes what was written.
+        if items.is_closed() {
+            return Err(ReadError::Stopped);
+        }
         size += record.len() as u64;
         if u64::try_from(blob.size).is_ok_and(|expected| size > expected) {
             return Err(damaged(&format!("blob {} is larger than its size", blob.id)));

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, Flock, FlockArg, OFlag, RenameFlags, renameat2};
 
+use super::progress::{BackupPhase, ProgressReceiver};
 use super::{BackupError, with_path};
 
 /// A file that is being written under a temporary name in the same directory. It is removed unless it is finished.
@@ -18,11 +19,13 @@ pub(super) struct OutputFile {
     /// Locked, so that another process does not write the same file.
     file: Flock<File>,
     is_finished: bool,
+    written: u64,
+    progress: ProgressReceiver,
 }
 
 impl OutputFile {
     /// Creates the file, or continues with the temporary file of a process that was killed. Rejects a name that exists.
-    pub(super) fn create(target: &Path) -> Result<Self, BackupError> {
+    pub(super) fn create(target: &Path, progress: ProgressReceiver) -> Result<Self, BackupError> {
         let name = target.file_name().and_then(|name| name.to_str());
         let name =
             name.ok_or_else(|| BackupError::Failed(format!("{} is not a file name", target.display())))?;
@@ -50,7 +53,7 @@ impl OutputFile {
         }
         let prepared = file.set_len(0).and_then(|()| file.set_permissions(Permissions::from_mode(0o600)));
         prepared.map_err(with_path("write", &temporary))?;
-        Ok(Self { target: target.to_owned(), temporary, file, is_finished: false })
+        Ok(Self { target: target.to_owned(), temporary, file, is_finished: false, written: 0, progress })
     }
 
     /// Returns the temporary name.
@@ -86,7 +89,10 @@ impl OutputFile {
 
 impl Write for OutputFile {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.file.write(data)
+        let count = self.file.write(data)?;
+        self.written += count as u64;
+        self.progress.report(BackupPhase::Write, self.written, None);
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -102,7 +108,8 @@ impl Drop for OutputFile {
     }
 }
 
-fn directory(path: &Path) -> &Path {
+/// Returns the directory of a file.
+pub(super) fn directory(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

@@ -145,6 +145,26 @@ async fn receive(
     Err(failure)
 }
 
+/// Opens the content of a blob: on a node of this daemon, or else on the nearest other node that responds.
+pub(crate) async fn open_anywhere(app: &App, id: BlobId) -> Result<ByteStream> {
+    let row = blobs::get(&*app.store, id).await?.filter(|row| row.state == BlobState::Created);
+    let row = row.ok_or_else(|| Error::Unavailable("it does not exist".into()))?;
+    let copies = blob_locations::of_blob(&*app.store, id).await?;
+    let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
+    let (complete, range): (Vec<NodeId>, _) = (complete.collect(), 0..row.content().size);
+    if let Some(local) = app.nodes.iter().find(|node| complete.contains(&node.identity().id)) {
+        return local.storage().read(id, range).await;
+    }
+    let mut failure = Error::Unavailable("no node with a copy is reachable".into());
+    for source in nearest_first(app, &live_nodes(app).await?, &complete).await {
+        match open(app, &source, &row, range.clone()).await {
+            Ok(data) => return Ok(data),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
 /// Opens a part of a blob on another node.
 async fn open(app: &App, source: &NodeRow, row: &BlobRow, range: Range<u64>) -> Result<ByteStream> {
     let name = source.identity.name.clone();

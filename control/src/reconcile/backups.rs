@@ -5,16 +5,22 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use muster_store::{cluster_values, transaction};
 use muster_types::event::{Event, EventType};
+use muster_types::ids::BlobId;
 use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::object::ObjectRef;
 use muster_types::settings::Settings;
 use muster_types::time::{format_utc, now};
 use muster_types::{Error, Result};
+use tokio::sync::mpsc;
 
 use crate::app::App;
-use crate::backup::{self, BackupSummary, BlobMode, NewBackup, Protection};
+use crate::backup::{
+    self, BackupSummary, BlobSource, CopyFuture, MAX_CHUNK_BYTES, NewBackup, ProgressReceiver, Protection,
+};
+use crate::objects::blob_copy::open_anywhere;
 
 /// The key of the time of the last backup.
 pub(super) const LAST_RUN: &str = "SCHEDULED_TASK_LAST_RUN_BACKUP";
@@ -39,13 +45,17 @@ pub async fn run(app: &App) -> Result<()> {
     };
     let directory = Path::new(&app.settings.backup_directory);
     let file = directory.join(file_name(now()));
+    let blobs = ClusterBlobs(app);
     let written = backup::create(NewBackup {
         store: &app.store,
         seed: &app.seed,
-        blobs: BlobMode::Reference,
+        blobs: app.settings.backup_blobs,
+        // The storages of the nodes of this daemon are read as those of others.
         storages: &[],
+        source: Some(&blobs),
         protection: Protection::Recipients(vec![recipient]),
         file: &file,
+        progress: ProgressReceiver::default(),
     });
     match written.await {
         Ok(summary) => {
@@ -62,6 +72,25 @@ pub async fn run(app: &App) -> Result<()> {
     }
 }
 
+/// The blobs of all nodes.
+#[derive(Debug)]
+struct ClusterBlobs<'a>(&'a App);
+
+impl BlobSource for ClusterBlobs<'_> {
+    fn copy(&self, blob: BlobId, sink: mpsc::Sender<Vec<u8>>) -> CopyFuture<'_> {
+        Box::pin(async move {
+            let mut data = open_anywhere(self.0, blob).await.map_err(|error| error.to_string())?;
+            while let Some(chunk) = data.next().await {
+                let chunk = chunk.map_err(|error| error.to_string())?;
+                for part in chunk.chunks(MAX_CHUNK_BYTES) {
+                    sink.send(part.to_vec()).await.map_err(|_| "the backup has ended".to_owned())?;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
 fn object() -> ObjectRef {
     ObjectRef::namespace(SYSTEM_NAMESPACE)
 }
@@ -71,7 +100,8 @@ fn record_success(app: &App, file: &Path, summary: &BackupSummary) {
     let event = Event::new(EventType::Status, object(), "backup created and verified")
         .with("file", file.display().to_string())
         .with("bytes", summary.bytes)
-        .with("rows", summary.rows);
+        .with("rows", summary.rows)
+        .with("deleted_blobs", summary.deleted_blobs);
     app.events.record(event);
 }
 

@@ -1,28 +1,32 @@
 //! `muster backup drill`: boots one restored instance in its own namespaces, without an uplink, and checks that its agent answers.
 
 use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use muster_client::{Client, Options};
+use muster_client::{Client, Options, Outcome, error_with_outcome, message, timed_out};
 use muster_control::auth::secrets::Secrets;
-use muster_control::backup::{self, BlobMode, LoadTarget};
+use muster_control::backup::{self, BlobMode, DecryptionKey, LoadTarget};
 use muster_control::objects;
 use muster_store::backup::{self as stored, DrillInstance, StoredBlob};
 use muster_types::instance::{InstanceState, agent_is_ready};
 use muster_types::key::{Secret, random_alphanumeric};
+use muster_types::settings::Settings;
 use muster_types::storage::blob_path;
 use muster_types::time::format_utc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 
-use super::{ClusterArguments, KeyArguments, storages};
-use crate::running::program;
+use super::{ClusterArguments, KeyArguments, progress, storages, unless_interrupted};
+use crate::running::{end_with_this_process, program};
 use crate::state::{DataDir, seed_file};
-use crate::{config, print, rootless};
+use crate::stdout::print;
+use crate::{config, rootless};
 
 /// The interval at which the drill polls its cluster.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -49,7 +53,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "INSTANCE")]
     instance: Option<String>,
     /// Seconds in which the agent must answer
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(..=86_400))]
     timeout: u64,
     /// Directory for the temporary cluster [default: that of temporary files]
     #[arg(long, value_name = "DIR")]
@@ -59,18 +63,37 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let settings = config::load(arguments.cluster.config.as_deref())?;
-    let key = arguments.key.read()?;
+    let (settings, key) = (config::load(arguments.cluster.config.as_deref())?, arguments.key.read()?);
     rootless::require_isolated().await?;
-    let parent = arguments.directory.unwrap_or_else(std::env::temp_dir);
+    let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
     let directory = DrillDirectory::create(&parent)?;
+    let mut daemon = None;
+    let outcome = unless_interrupted(drill(&arguments, &settings, &key, &directory, &mut daemon)).await;
+    if let Some(daemon) = &mut daemon {
+        stop(daemon).await;
+    }
+    outcome
+}
+
+/// Restores the backup into a directory, and boots the instance there. The caller stops the daemon and removes the directory.
+async fn drill(
+    arguments: &Arguments,
+    settings: &Settings,
+    key: &DecryptionKey,
+    directory: &DrillDirectory,
+    daemon: &mut Option<Child>,
+) -> anyhow::Result<()> {
     let data = DataDir::open(&directory.0).await?;
     let url = format!("sqlite:{}", data.path().join("muster.db").display());
-    let target = LoadTarget { database_url: Secret::new(url), storage: Some(data.path().to_owned()) };
-    let loaded = backup::load(&arguments.file, &key, &target).await?;
-    eprintln!("restored {} rows of {}", loaded.rows, format_utc(loaded.manifest.created));
+    let target = LoadTarget {
+        database_url: Secret::new(url),
+        storage: Some(data.path().to_owned()),
+        progress: progress(),
+    };
+    let loaded = backup::load(&arguments.file, key, &target).await?;
+    message!("restored {} rows of {}", loaded.rows, format_utc(loaded.manifest.created));
     if loaded.manifest.blobs == BlobMode::Reference {
-        link_blobs(&storages(&settings, &arguments.cluster.data_dir), data.path(), &loaded.blobs)?;
+        link_blobs(&storages(settings, &arguments.cluster.data_dir), data.path(), &loaded.blobs)?;
     }
     stored::restart(&loaded.restored).await?;
     let prepared = stored::prepare_drill(&loaded.restored, arguments.instance.as_deref()).await?;
@@ -90,23 +113,23 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     drop(data);
 
     let log = path.join("muster.log");
-    let mut daemon = start(&path, &log)?;
+    let daemon = daemon.insert(start(&path, &log)?);
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
     let outcome = tokio::select! {
         outcome = tokio::time::timeout_at(deadline.into(), boot(&credentials, &instance, &node, &loaded.blobs)) => {
             outcome.unwrap_or_else(|_| {
-                Err(anyhow::anyhow!("the agent did not answer within {} seconds", arguments.timeout))
+                Err(timed_out(format!("the agent did not answer within {} seconds", arguments.timeout)))
             })
         }
         status = daemon.wait() => Err(anyhow::anyhow!("the daemon ended with {}", status?)),
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
     };
-    stop(&mut daemon).await;
     if let Err(error) = outcome {
         let text = fs::read_to_string(&log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         let last = lines[lines.len().saturating_sub(10)..].join("\n");
-        bail!("instance {} did not boot: {error:#}\nlast lines of the log:\n{last}", instance.name);
+        let text =
+            format!("instance {} did not boot: {error:#}\nlast lines of the log:\n{last}", instance.name);
+        return Err(error_with_outcome(Outcome::of(&error), text));
     }
     let text = format!("the agent of instance {} ({}) answered\n", instance.name, instance.id);
     print(text.as_bytes())
@@ -130,14 +153,21 @@ fn link_blobs(storages: &[PathBuf], data: &Path, blobs: &[StoredBlob]) -> anyhow
 /// Starts a daemon in its own namespaces.
 fn start(path: &Path, log: &Path) -> anyhow::Result<Child> {
     let mut command = Command::new(program()?);
-    command.args(["rootless", "--offline", "--listen", "127.0.0.1:0", "--data-dir"]).arg(path);
+    command.args(["rootless", "--offline", "--data-dir"]).arg(path);
     command.arg("--").arg("--data-dir").arg(path);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MUSTER_")) {
         command.env_remove(name);
     }
     command.envs(SETTINGS.iter().map(|(name, value)| (format!("MUSTER_{name}"), value)));
     let log = File::create(log)?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0).kill_on_drop(true);
+    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    command
+        .stdin(OwnedFd::from(socket))
+        .stdout(Stdio::null())
+        .stderr(log)
+        .process_group(0)
+        .kill_on_drop(true);
+    end_with_this_process(&mut command);
     command.spawn().context("failed to start the daemon of the drill")
 }
 
@@ -162,7 +192,7 @@ async fn boot(
     wait_for_blobs(&client, credentials, blobs).await;
     let records = client.evacuate_node(node, true).await?.value()?;
     let Some(record) = records.first() else { bail!("it was not found on node {node}") };
-    eprintln!("booting {} {}: {}", instance.name, record.outcome, record.reason);
+    message!("booting {} {}: {}", instance.name, record.outcome, record.reason);
     if record.node.is_none() {
         bail!("{}", record.reason);
     }
@@ -223,7 +253,7 @@ impl DrillDirectory {
 impl Drop for DrillDirectory {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            eprintln!("warning: failed to remove {}: {error}", self.0.display());
+            message!("warning: failed to remove {}: {error}", self.0.display());
         }
     }
 }

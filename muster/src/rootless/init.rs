@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &Arguments, listener: TcpListener, signals: &SigSet
         true => Some(Pasta::start(&arguments.interface, *signals)?),
         false if arguments.offline => None,
         false => {
-            eprintln!("this host has no route to other hosts: guests reach only each other");
+            muster_client::message!("this host has no route to other hosts: guests reach only each other");
             None
         }
     };
@@ -118,9 +118,11 @@ fn reap(daemon: Pid, pasta: &mut Option<Pasta>, interface: &str, signals: SigSet
         }
         if let Some(ended) = pasta.take_if(|pasta| i32::try_from(pasta.child.id()) == Ok(pid.as_raw())) {
             let can_restart = ended.started.elapsed() >= MIN_PASTA_AGE;
-            eprintln!("pasta ended with exit code {code}: {}", pasta_error());
+            muster_client::message!("pasta ended with exit code {code}: {}", pasta_error());
             *pasta = can_restart.then(|| Pasta::start(interface, signals)).and_then(|restarted| {
-                restarted.inspect_err(|error| eprintln!("failed to restart pasta: {error:#}")).ok()
+                restarted
+                    .inspect_err(|error| muster_client::message!("failed to restart pasta: {error:#}"))
+                    .ok()
             });
         }
     }

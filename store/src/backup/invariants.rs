@@ -2,8 +2,8 @@
 
 use muster_types::ids::BlobId;
 
-use crate::StoreError;
 use crate::row::Read;
+use crate::{StoreError, params};
 
 /// A blob whose content is complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +78,13 @@ pub async fn check(mut db: impl Read) -> Result<Vec<String>, StoreError> {
         }
     }
     Ok(violations)
+}
+
+/// Returns whether a blob exists whose content is complete.
+pub async fn has_blob(mut db: impl Read, id: BlobId) -> Result<bool, StoreError> {
+    let sql = "SELECT COUNT(*) FROM blobs WHERE uuid = ? AND state = 'created'";
+    let count: i64 = db.fetch_one(sql, params![id]).await?;
+    Ok(count > 0)
 }
 
 /// Returns the blobs whose content is complete.

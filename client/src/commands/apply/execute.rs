@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use serde_json::Value;
@@ -16,7 +16,7 @@ use super::plan::{Action, Plan, Step};
 use super::schema::Kind;
 use crate::commands::session::Session;
 use crate::commands::wait::PollTimer;
-use crate::exit_code::{Outcome, error_with_outcome};
+use crate::exit_code::{self, Outcome, error_with_outcome};
 use crate::output::{escape_control, status};
 
 /// The maximum number of objects that are changed at the same time.
@@ -126,10 +126,10 @@ pub(super) async fn execute(
     let remaining = tasks.len() - done.len() - failures.len();
     if *stop.borrow() {
         let count = failures.len() + remaining;
-        bail!(
+        return Err(exit_code::interrupted(format!(
             "interrupted; {count} of {} changes are not complete: run the same command again to continue",
             tasks.len()
-        );
+        )));
     }
     let Some((outcome, _)) = failures.first() else { return Ok(()) };
     let mut text = format!("{} of {} changes failed", failures.len(), tasks.len());
@@ -145,7 +145,8 @@ pub(super) async fn execute(
 /// Stops starting and waiting. Requests in progress are completed, so that every created object gets its mark.
 fn interrupted(stop: &watch::Sender<bool>) -> anyhow::Result<()> {
     if stop.send_replace(true) {
-        bail!("interrupted twice; a created object may lack its mark and is adopted by the next run");
+        let text = "interrupted twice; a created object may lack its mark and is adopted by the next run";
+        return Err(exit_code::interrupted(text));
     }
     status("interrupted: completing the requests in progress");
     Ok(())

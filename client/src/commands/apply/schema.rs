@@ -9,8 +9,8 @@ use muster_types::shared_storage::StorageType;
 use muster_types::spec::{DiskBus, DiskType, Vdi};
 use serde_json::Value;
 
-use super::super::suggestion::closest;
 use super::yaml::{Content, Node};
+use crate::similar_name::closest;
 
 /// A type of objects, in the order in which they depend on each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

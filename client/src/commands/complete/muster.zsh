@@ -13,7 +13,11 @@ _muster() {
         fi
     done
     (( $#candidates )) && _describe muster candidates
-    [[ -n $files ]] && _files
+    if [[ -n $files ]]; then
+        # The value of --option=FILE.
+        [[ ${words[CURRENT]} == --*=* ]] && compset -P '*='
+        _files
+    fi
 }
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
     _muster "$@"

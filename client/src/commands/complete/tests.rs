@@ -55,6 +55,19 @@ fn names_come_from_the_lists_of_the_cluster() {
     }
 }
 
+#[tokio::test]
+async fn completes_values_behind_an_equals_sign() {
+    assert_eq!(
+        complete("instance list --format=js").lines(None).await.split('\t').next(),
+        Some("--format=json")
+    );
+    assert_eq!(lists("instance create x --placed-on=sim"), ["/nodes"]);
+    assert!(complete("--credentials=/etc/").files);
+    for line in ["instance list --nonsense=x", "exec web -- ls --format=js", "--namespace --format=js"] {
+        assert!(!complete(line).words.iter().any(|(word, _)| word == "json"), "{line}");
+    }
+}
+
 #[test]
 fn paths_are_completed_by_the_shell() {
     assert!(complete("artifact upload tiny ").files);

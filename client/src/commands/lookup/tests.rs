@@ -41,7 +41,8 @@ async fn ambiguity_lists_id_state_and_age_of_the_candidates() {
          namespace ci); give a UUID instead of the name",
         IDS[0], IDS[1]
     );
-    assert_eq!(resolved(&client).await.unwrap_err().to_string(), expected);
+    let error = resolved(&client).await.unwrap_err();
+    assert_eq!((error.to_string(), Outcome::of(&error)), (expected, Outcome::Refused));
 }
 
 #[tokio::test]
