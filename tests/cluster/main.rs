@@ -20,11 +20,13 @@ mod hostile;
 mod idle;
 mod images;
 mod instances;
+mod integrations;
 mod kill;
 mod monitoring;
 mod multi_node;
 mod readme;
 mod released_client;
+mod traces;
 mod up;
 
 use std::path::Path;
