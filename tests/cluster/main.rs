@@ -22,6 +22,7 @@ mod images;
 mod instances;
 mod integrations;
 mod kill;
+mod migration_guide;
 mod monitoring;
 mod multi_node;
 mod readme;
