@@ -26,6 +26,8 @@ pub enum Outcome {
     Timeout = 7,
     /// `muster apply --dry-run` found differences
     Different = 8,
+    /// The node of the daemon was deleted from the cluster
+    NodeDeleted = 9,
 }
 
 /// An error with a known outcome.
@@ -37,7 +39,8 @@ struct CommandError {
 }
 
 /// Creates an error with a known outcome.
-pub(crate) fn error_with_outcome(outcome: Outcome, text: String) -> anyhow::Error {
+#[must_use]
+pub fn error_with_outcome(outcome: Outcome, text: String) -> anyhow::Error {
     CommandError { outcome, text }.into()
 }
 

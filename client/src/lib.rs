@@ -18,5 +18,5 @@ mod transfer;
 pub use api::{Client, Error};
 pub use commands::{Command, Options, run, with_examples};
 pub use credentials::{Credentials, default_data_dir, write_private};
-pub use exit_code::Outcome;
+pub use exit_code::{Outcome, error_with_outcome};
 pub use output::Format;

@@ -23,8 +23,10 @@ mod instances;
 mod kill;
 mod monitoring;
 mod multi_node;
+mod packages;
 mod readme;
 mod released_client;
+mod systemd;
 mod up;
 
 use std::path::Path;
