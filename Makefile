@@ -5,6 +5,8 @@ PACKAGES_BUILD = libsqlite3-dev pkg-config
 PACKAGES_RUN   = $(PACKAGES_BUILD) iproute2 nftables dnsmasq-base iputils-ping passt qemu-system-x86 ovmf qemu-system-modules-spice? $(PACKAGES_IMAGE)
 PACKAGES_TEST  = $(PACKAGES_RUN) mariadb-server python3-venv busybox/busybox tcpdump procps xorriso openssl curl jq faketime galera-4 rsync lsof chromium zsh fish
 AGENT_TARGET   = x86_64-unknown-linux-gnu
+PACKAGES_TEST += python3-yaml
+PROFILE       ?= dist
 DATA_DIR      ?=
 LISTEN        ?=
 
@@ -21,7 +23,13 @@ agent: packages-image         ## target/agent/muster-agent, the guest agent, sta
 	RUSTFLAGS="-C target-feature=+crt-static" CARGO_TARGET_DIR=target/agent-build cargo build --locked --profile agent --target $(AGENT_TARGET) -p muster-agent
 	install -CD target/agent-build/$(AGENT_TARGET)/agent/muster-agent target/agent/muster-agent
 
-deb-agent: agent              ## target/agent/muster-agent_VERSION_amd64.deb, the agent as a Debian package
+.PHONY: deb test-packages packages-nspawn
+deb: packages-run image       ## target/deb/muster_VERSION_amd64.deb and the package of the agent, built with PROFILE
+	cargo build --profile $(patsubst debug,dev,$(PROFILE)) --locked -p muster
+	@PROFILE=$(PROFILE) ./packaging/muster/build-deb
+	@./packaging/agent/build-deb
+
+deb-agent: agent              ## target/deb/muster-agent_VERSION_amd64.deb, the agent as a Debian package
 	@./packaging/agent/build-deb
 
 image: agent                  ## target/image/tiny.qcow2, the small guest image
@@ -44,6 +52,9 @@ test-faults: packages-test image  ## 200 rounds of faults; MUSTER_FAULT_SEED rep
 test-upgrade: packages-test image  ## a rolling upgrade of three hosts from the previous build, which it builds from the git history
 	MUSTER_TEST_REQUIRE_ALL=1 cargo test --locked -p muster --test vm -- --ignored --nocapture upgrade::
 
+test-packages: packages-nspawn image  ## installs, upgrades, removes and purges the packages in a Debian root with systemd
+	@./packaging/test-packages
+
 check: packages-run           ## formatting and lints
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
@@ -61,6 +72,9 @@ bench-scale: packages-test    ## ten daemons with 10, 100 and 1000 simulated nod
 
 fuzz:                         ## two minutes on each fuzz target; needs a nightly toolchain and cargo-fuzz
 	cd fuzz && for target in body frames identity token; do cargo +nightly fuzz run $$target -- -max_total_time=120 || exit 1; done
+
+packages-nspawn: packages-run
+	@./packaging/install-packages debootstrap systemd-container
 
 packages-run packages-test packages-image:
 	@./packaging/install-packages $(if $(filter %-test,$@),$(PACKAGES_TEST),$(if $(filter %-image,$@),$(PACKAGES_IMAGE),$(PACKAGES_RUN)))

@@ -26,6 +26,8 @@ pub enum Outcome {
     Timeout = 7,
     /// `muster apply --dry-run` found differences
     Different = 8,
+    /// The node of the daemon was deleted from the cluster
+    NodeDeleted = 9,
     /// Interrupted by Ctrl-C or another signal
     Interrupted = 130,
 }

@@ -179,6 +179,16 @@ impl App {
         Self { lock_file, ..self }
     }
 
+    /// Returns an error with the reason while the API cannot serve requests.
+    pub fn readiness(&self) -> std::result::Result<(), String> {
+        self.store.membership.require().map_err(|error| format!("not ready: {error}"))?;
+        if !self.health.is_ready() {
+            return Err("not ready".to_owned());
+        }
+        let problem = self.events.storage_problem();
+        problem.map_or(Ok(()), |problem| Err(format!("not ready: events cannot be stored: {problem}")))
+    }
+
     /// Acquires a slot for one upload or download, until it is dropped.
     pub fn begin_transfer(&self) -> Result<OwnedSemaphorePermit> {
         let too_many = |_| Error::Unavailable("too many concurrent transfers, please retry".into());

@@ -20,11 +20,13 @@ mod running;
 mod serve;
 mod state;
 mod stdout;
+mod supervisor;
 mod up;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand};
 use muster_client::Command as ClientCommand;
 use muster_client::commands::complete::{Shell, candidates};
@@ -71,6 +73,9 @@ enum Command {
     Restore(backup::Restore),
     /// Print a shell completion script
     Completion { shell: Shell },
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Man { directory: PathBuf },
     /// Print the words that can follow on a command line, for the completion scripts
     #[command(name = "__complete", hide = true)]
     Complete {
@@ -117,6 +122,14 @@ async fn adopt(data_dir: &Path, moved: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Writes a manual page for each command. The pages list the settings of the environment, but not their values.
+fn write_manual(directory: &Path) -> anyhow::Result<()> {
+    let root = muster_client::with_examples(Cli::command());
+    std::fs::create_dir_all(directory)
+        .and_then(|()| clap_mangen::generate_to(root, directory))
+        .with_context(|| directory.display().to_string())
+}
+
 /// Returns the words that can follow on a command line, with names from the cluster that its options select.
 async fn complete(words: &[String]) -> String {
     let candidates = candidates(Cli::command(), words);
@@ -132,6 +145,9 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     muster_client::set_quiet(cli.options.quiet);
     if let Command::Completion { shell } = cli.command {
         return print(shell.script().as_bytes()).map(|()| ExitCode::SUCCESS);
+    }
+    if let Command::Man { directory } = &cli.command {
+        return write_manual(directory).map(|()| ExitCode::SUCCESS);
     }
     let is_adoption =
         matches!(cli.command, Command::Client(ClientCommand::Node(node::Command::Adopt { .. })));
@@ -171,7 +187,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 backup::unless_interrupted(backup::restore(arguments)).await?;
             }
             Command::Complete { words } => print(complete(&words).await.as_bytes())?,
-            Command::Config(_) | Command::Completion { .. } | Command::Rootless(_) => {}
+            Command::Config(_) | Command::Completion { .. } | Command::Man { .. } | Command::Rootless(_) => {}
         }
         Ok(ExitCode::SUCCESS)
     })

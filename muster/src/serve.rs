@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use muster_api::{Listener, Tls};
+use muster_client::{Outcome, error_with_outcome};
 use muster_control::events::{Drainer, Events};
 use muster_control::operations::Worker;
 use muster_control::reconcile::task::RunsOn;
@@ -28,6 +29,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::state::{DataDir, TAKEOVER_TIMEOUT};
+use crate::supervisor::Supervisor;
 use crate::{config, logging, memory, metrics, node_port};
 
 #[derive(Debug, clap::Args)]
@@ -66,15 +68,25 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     raise_file_limit();
     let mut signals =
         Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
+    let supervisor = Supervisor::from_environment();
+    supervisor.status("starting");
     let mut daemon = tokio::select! {
-        daemon = start(arguments, settings) => daemon?,
+        daemon = start(arguments, settings) => {
+            daemon.inspect_err(|error| supervisor.status(&format!("failed to start: {error:#}")))?
+        }
         () = signals.any() => bail!("interrupted during startup"),
     };
     let (app, stop_work) = (Arc::clone(&daemon.app), daemon.stop_work.clone());
     let failure = tokio::select! {
-        () = signals.wait_and_drain(&app) => None,
+        grace = signals.stop_requested(&app) => {
+            supervisor.stopping("stopping");
+            signals.drain(&app, grace).await;
+            None
+        }
         task = daemon.ended.recv() => task.map(|task| format!("task {task} ended unexpectedly; see the log")),
+        () = supervisor.run(&app, &daemon.apiurl) => None,
         reason = lost(&app, &stop_work) => {
+            supervisor.stopping(&reason);
             tracing::error!(reason, "stopping, because this daemon is not a member of the cluster any longer");
             if let Err(error) = reconcile::checkin::stop_deleted_nodes(&app).await {
                 tracing::error!(%error, "failed to stop the VMs of a deleted node");
@@ -88,8 +100,21 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
             ))
         }
     };
+    let is_deleted = failure.is_some() && is_deleted(&app).await;
     daemon.shut_down().await;
-    failure.map_or(Ok(()), |failure| Err(anyhow!(failure)))
+    match failure {
+        Some(failure) if is_deleted => Err(error_with_outcome(Outcome::NodeDeleted, failure)),
+        Some(failure) => Err(anyhow!(failure)),
+        None => Ok(()),
+    }
+}
+
+/// Returns whether a node of this daemon was deleted. Starting the daemon again would not help then.
+async fn is_deleted(app: &App) -> bool {
+    reconcile::checkin::has_deleted_node(app).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "failed to read the states of the nodes of this daemon");
+        false
+    })
 }
 
 /// Waits until the last node of this daemon is fenced, stops all work, and returns the reason.
@@ -189,6 +214,9 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
         // The events say what happened to the VMs of a deleted node.
         let (_, stopped) = watch::channel(true);
         let _ = tokio::time::timeout(DRAIN_TIMEOUT, drainer.run(Arc::clone(&app.store), stopped)).await;
+        if is_deleted(&app).await {
+            return Err(error_with_outcome(Outcome::NodeDeleted, error.to_string()));
+        }
         return Err(error.into());
     }
     data.finish_move()?;
@@ -201,10 +229,11 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
         max_connections: usize::try_from(app.settings.api_max_connections)?,
     };
     publish_images(Arc::clone(&app), arguments.image);
-    let daemon = Daemon::start(app, data, drainer, (listener, node_listener), address.ip(), service);
-    tracing::info!(url = apiurl, node = name, data = %daemon.data.path().display(), "serving");
+    let daemon = Daemon::start(app, data, apiurl, drainer, (listener, node_listener), address.ip(), service);
+    tracing::info!(url = daemon.apiurl, node = name, data = %daemon.data.path().display(), "serving");
     // The daemon serves from here on, so a signal must shut it down in order instead of interrupting its start.
     let app = Arc::clone(&daemon.app);
+    let apiurl = daemon.apiurl.clone();
     tokio::spawn(async move { print_login_url(&app, &apiurl).await });
     Ok(daemon)
 }
@@ -261,6 +290,7 @@ pub(crate) async fn open_store(settings: &Settings, data: &DataDir) -> anyhow::R
 struct Daemon {
     app: Arc<App>,
     data: DataDir,
+    apiurl: String,
     stop_api: watch::Sender<bool>,
     stop_work: watch::Sender<bool>,
     stop_drain: watch::Sender<bool>,
@@ -276,6 +306,7 @@ impl Daemon {
     fn start(
         app: Arc<App>,
         data: DataDir,
+        apiurl: String,
         drainer: Drainer,
         (listener, node_listener): (Listener, Option<Listener>),
         api_address: IpAddr,
@@ -324,6 +355,7 @@ impl Daemon {
             ),
             app,
             data,
+            apiurl,
             ended,
             stop_api,
             stop_work,
@@ -385,14 +417,13 @@ impl Signals {
         }
     }
 
-    /// Waits for a signal and drains the daemon. After SIGTERM the API stays up for a grace period, so that load
-    /// balancers notice; SIGINT or a second signal ends it immediately.
-    async fn wait_and_drain(&mut self, app: &App) {
-        let grace = tokio::select! {
+    /// Waits for a signal and returns for how many seconds the API stays up. After SIGTERM it does for a grace period, so
+    /// that load balancers notice; SIGINT or a second signal ends it immediately.
+    async fn stop_requested(&mut self, app: &App) -> u64 {
+        tokio::select! {
             _ = self.interrupt.recv() => 0,
             _ = self.terminate.recv() => app.settings.api_drain_grace,
-        };
-        self.drain(app, grace).await;
+        }
     }
 
     /// Makes the daemon not ready, and waits for `grace` seconds or a signal.

@@ -25,8 +25,10 @@ mod kill;
 mod migration_guide;
 mod monitoring;
 mod multi_node;
+mod packages;
 mod readme;
 mod released_client;
+mod systemd;
 mod traces;
 mod up;
 

@@ -250,7 +250,7 @@ async fn daemon_of_a_deleted_node_exits() {
     let (status, node) = first.call(&token, Method::DELETE, "/nodes/n2", None).await;
     assert_eq!((status.as_u16(), &node["state"]), (200, &json!("deleted")), "{node}");
     let exited = second.wait_for_exit();
-    assert_eq!(exited.code(), Some(1), "{}", second.log());
+    assert_eq!(exited.code(), Some(9), "{}", second.log());
     let log = second.log();
     assert!(
         log.contains("is not a member of the cluster any longer") && log.contains("muster node adopt"),
@@ -258,6 +258,11 @@ async fn daemon_of_a_deleted_node_exits() {
     );
     let (_, node) = first.call(&token, Method::GET, "/nodes/n2", None).await;
     assert_eq!(node["state"], "deleted");
+    // A service manager that starts it again gets the same exit code.
+    let output = member(directory.path(), "n2", &url).command().output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(9), "{stderr}");
+    assert!(stderr.contains("was deleted from the cluster"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

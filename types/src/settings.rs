@@ -282,7 +282,7 @@ settings! {
     agent_operation_default_deadline: u64 = "AGENT_OPERATION_DEFAULT_DEADLINE", "600", "default deadline of an agent operation, in seconds";
     agent_operation_default_progress_timeout: u64 = "AGENT_OPERATION_DEFAULT_PROGRESS_TIMEOUT", "30", "default progress timeout of an agent operation, in seconds";
     agent_operation_max_deadline: u64 = "AGENT_OPERATION_MAX_DEADLINE", "86400", "maximum deadline and progress timeout of an agent operation, in seconds";
-    agent_program: String = "AGENT_PROGRAM", "", "path of the agent that guests download, a static executable; empty: muster-agent next to this executable";
+    agent_program: String = "AGENT_PROGRAM", "", "path of the agent that guests download, a static executable; empty: the one that was installed with this executable";
     kerbside_url: String = "KERBSIDE_URL", "", "URL of the console proxy; empty: disabled";
     kerbside_signing_key: String = "KERBSIDE_SIGNING_KEY", "auto", "key that signs console tokens: auto (derived from AUTH_SECRET_SEED) or the path of an Ed25519 key in PEM; empty: none";
     kerbside_token_duration: u64 = "KERBSIDE_TOKEN_DURATION", "300", "lifetime of console tokens in seconds";

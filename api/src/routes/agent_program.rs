@@ -70,8 +70,8 @@ fn candidates(settings: &Settings, executable: Option<&Path>) -> Vec<PathBuf> {
         return vec![PathBuf::from(&settings.agent_program)];
     }
     let Some(directory) = executable.and_then(Path::parent) else { return Vec::new() };
-    // The installed layout, then the one of a build directory.
-    vec![directory.join(PROGRAM_NAME), directory.join("../agent").join(PROGRAM_NAME)]
+    // The installed layouts, then the one of a build directory.
+    ["", "../lib/muster", "../agent"].map(|layout| directory.join(layout).join(PROGRAM_NAME)).into()
 }
 
 /// Returns the URL of this API from the point of view of the caller.

@@ -36,14 +36,10 @@ pub(crate) async fn healthz(State(app): State<Arc<App>>) -> Response {
 }
 
 fn readiness(app: &App) -> Response {
-    if let Err(error) = app.store.membership.require() {
-        let reason = format!("not ready: {error}");
-        return respond(StatusCode::SERVICE_UNAVAILABLE, HeaderValue::from_static(PLAIN), Body::from(reason));
+    match app.readiness() {
+        Ok(()) => content(PLAIN, "ready"),
+        Err(reason) => {
+            respond(StatusCode::SERVICE_UNAVAILABLE, HeaderValue::from_static(PLAIN), Body::from(reason))
+        }
     }
-    let reason = match app.events.storage_problem() {
-        _ if !app.health.is_ready() => "not ready".to_owned(),
-        Some(problem) => format!("not ready: events cannot be stored: {problem}"),
-        None => return content(PLAIN, "ready"),
-    };
-    respond(StatusCode::SERVICE_UNAVAILABLE, HeaderValue::from_static(PLAIN), Body::from(reason))
 }

@@ -58,6 +58,16 @@ pub async fn stop_deleted_nodes(app: &App) -> Result<()> {
     Ok(())
 }
 
+/// Returns whether a node of this daemon was deleted from the cluster.
+pub async fn has_deleted_node(app: &App) -> Result<bool> {
+    for node in &app.nodes {
+        if node::is_deleted(app, node.identity().id).await? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Checks in periodically until the daemon exits.
 pub async fn run(app: Arc<App>) {
     let interval = Duration::from_secs_f64(app.settings.node_checkin_interval);

@@ -1,8 +1,8 @@
 //! Cgroups: the kernel divides CPU time between VMs in proportion to their vCPUs, and a misbehaving QEMU cannot exhaust
 //! the host's memory or processes.
 //!
-//! Every VM has the cgroup `muster/<id>`, with its generation after a dot from the second on, in the hierarchy of version 2 or in those of version 1, whichever has the
-//! controllers. All daemons that run as root share the cgroup `muster`; those of another user share `muster-<uid>`. Where
+//! Every VM has the cgroup `muster/<id>`, with its generation after a dot from the second on, in the hierarchy of version 2 or in
+//! those of version 1, whichever has the controllers; or in that of `muster-vms.service`, if systemd runs it. All daemons that run as root share the cgroup `muster`; those of another user share `muster-<uid>`. Where
 //! cgroups are not available or not writable, VMs run without them. Everything here blocks. See docs/decisions/0020.
 
 use std::fs;
@@ -26,6 +26,14 @@ const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// The parent cgroup of all VMs of root.
 const PARENT_CGROUP: &str = "muster";
+
+/// The cgroup of `muster-vms.service` below each hierarchy, which systemd delegates to us. It replaces the parent where it
+/// exists. See docs/decisions/0098.
+const DELEGATED_CGROUP: &str = "muster.slice/muster-vms.service";
+
+/// The hierarchies without controllers by which systemd knows which processes belong to a service, where controllers have
+/// hierarchies of version 1. It uses the first of them, or both.
+const SYSTEMD_HIERARCHIES: [&str; 2] = ["systemd", "unified"];
 
 /// The user ids of this process's user namespace and of its parent.
 const UID_MAP: &str = "/proc/self/uid_map";
@@ -93,7 +101,8 @@ fn name(id: InstanceId, generation: i64) -> String {
 }
 
 fn remove_in(root: &Path, parent: &str, name: &str) -> Result<()> {
-    for dir in hierarchies(root).into_iter().map(|hierarchy| hierarchy.root.join(parent).join(name)) {
+    let hierarchies = hierarchies(root);
+    for dir in hierarchies.iter().flat_map(|hierarchy| hierarchy.parents(parent)).map(|dir| dir.join(name)) {
         match remove_dir(&dir) {
             Err(error) if is_not_permitted(&error) => {
                 tracing::debug!(%error, path = %dir.display(), "failed to remove a cgroup");
@@ -188,24 +197,41 @@ fn hierarchies(root: &Path) -> Vec<CgroupHierarchy> {
     }
     let v1 =
         |controller| CgroupHierarchy { root: root.join(controller), version: CgroupVersion::V1(controller) };
-    CONTROLLERS.map(v1).into_iter().filter(|hierarchy| hierarchy.root.join("cgroup.procs").exists()).collect()
+    let has_delegated = |name: &&str| root.join(name).join(DELEGATED_CGROUP).is_dir();
+    CONTROLLERS
+        .into_iter()
+        .chain(SYSTEMD_HIERARCHIES.into_iter().filter(has_delegated))
+        .map(v1)
+        .filter(|hierarchy| hierarchy.root.join("cgroup.procs").exists())
+        .collect()
 }
 
 impl CgroupHierarchy {
+    /// Returns the cgroups in which VMs may be: first that in which new ones are created.
+    fn parents(&self, parent: &str) -> Vec<PathBuf> {
+        let delegated = self.root.join(DELEGATED_CGROUP);
+        let is_delegated = parent == PARENT_CGROUP && delegated.is_dir();
+        is_delegated.then_some(delegated).into_iter().chain([self.root.join(parent)]).collect()
+    }
+
     fn create(&self, parent: &str, name: &str, cpus: u32, memory_mb: u64) -> io::Result<PathBuf> {
-        let parent = self.root.join(parent);
+        let parent = self.parents(parent).swap_remove(0);
         ensure_dir(&parent)?;
         if let CgroupVersion::V2(controllers) = &self.version {
             for controller in controllers {
-                // A cgroup has the controllers that its ancestors delegate.
-                for ancestor in [&self.root, &parent] {
+                // A cgroup has the controllers that its ancestors delegate. Those of a delegated one are enabled by systemd.
+                let is_delegated = parent.ends_with(DELEGATED_CGROUP);
+                for ancestor in (!is_delegated).then_some(&self.root).into_iter().chain([&parent]) {
                     write_control_file(ancestor, "cgroup.subtree_control", &format!("+{controller}"))?;
                 }
             }
         }
         // All VMs together weigh as much as all CPUs: other processes of the host still get about one CPU.
         if let Some((file, value)) = self.weight(host::cpus() as u64) {
-            write_control_file(&parent, file, &value.to_string())?;
+            // The weight counts among the children of the root.
+            let top = parent.strip_prefix(&self.root).ok().and_then(|path| path.iter().next());
+            let top = top.map_or_else(|| parent.clone(), |name| self.root.join(name));
+            write_control_file(&top, file, &value.to_string())?;
         }
         let dir = parent.join(name);
         ensure_dir(&dir)?;
@@ -351,6 +377,55 @@ mod tests {
         fs::write(root.join("cgroup.controllers"), "cpuset cpu io memory pids\n").unwrap();
         let v2 = CgroupHierarchy { root: root.to_owned(), version: CgroupVersion::V2(CONTROLLERS.to_vec()) };
         assert_eq!(hierarchies(root), [v2]);
+    }
+
+    #[test]
+    fn delegated_cgroup_replaces_the_parent_of_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let delegated = root.join(DELEGATED_CGROUP);
+        for (dir, files) in [
+            (root.to_owned(), "cgroup.controllers cgroup.subtree_control"),
+            (delegated.join("vm"), "cpu.weight memory.max pids.max cgroup.procs"),
+            (delegated.clone(), "cgroup.subtree_control"),
+            (root.join("muster.slice"), "cpu.weight"),
+            (root.join("muster-1000/vm"), "cpu.weight memory.max pids.max"),
+            (root.join("muster-1000"), "cgroup.subtree_control cpu.weight"),
+        ] {
+            fs::create_dir_all(&dir).unwrap();
+            files.split(' ').for_each(|file| fs::write(dir.join(file), "").unwrap());
+        }
+        fs::write(root.join("cgroup.controllers"), "cpu memory pids\n").unwrap();
+        let create = |parent| Cgroup::create_in(root, parent, "vm", 2, 128).unwrap().unwrap().dirs;
+        assert_eq!(create(PARENT_CGROUP), [delegated.join("vm")]);
+        let read = |file: &str| fs::read_to_string(root.join(file)).unwrap();
+        assert_eq!(read("cgroup.subtree_control"), "", "systemd owns the cgroups above");
+        assert_ne!(read("muster.slice/cpu.weight"), "");
+        assert_eq!(read(&format!("{DELEGATED_CGROUP}/vm/cpu.weight")), "200");
+        assert_eq!(create("muster-1000"), [root.join("muster-1000/vm")], "of another user");
+        // VMs that were started before the service existed are found, too.
+        let hierarchies = hierarchies(root);
+        let [hierarchy] = &hierarchies[..] else { panic!("{hierarchies:?}") };
+        assert_eq!(hierarchy.parents(PARENT_CGROUP), [delegated, root.join(PARENT_CGROUP)]);
+        assert_eq!(hierarchy.parents("muster-1000"), [root.join("muster-1000")]);
+    }
+
+    #[test]
+    fn moves_vms_in_the_hierarchies_of_systemd() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        for controller in ["cpu", "systemd", "unified"] {
+            fs::create_dir(root.join(controller)).unwrap();
+            fs::write(root.join(controller).join("cgroup.procs"), "").unwrap();
+        }
+        assert_eq!(hierarchies(root).len(), 1);
+        let delegated = root.join("unified").join(DELEGATED_CGROUP);
+        fs::create_dir_all(&delegated).unwrap();
+        fs::create_dir_all(root.join("systemd").join(DELEGATED_CGROUP)).unwrap();
+        let found = hierarchies(root);
+        let versions: Vec<&CgroupVersion> = found.iter().map(|found| &found.version).collect();
+        assert_eq!(versions, ["cpu", "systemd", "unified"].map(CgroupVersion::V1).each_ref());
+        assert_eq!(found[2].create(PARENT_CGROUP, "vm", 1, 1).unwrap(), delegated.join("vm"));
     }
 
     #[test]
