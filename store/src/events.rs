@@ -149,15 +149,6 @@ pub struct EventPage<'a> {
     pub limit: i64,
 }
 
-/// Returns the select of the newest events of an object. Its arguments are the type and the id of the object, and the maximum number.
-pub(crate) fn newest() -> String {
-    format!(
-        "SELECT {} FROM event_links l JOIN events e ON e.event_uuid = l.event_uuid \
-         WHERE l.object_type = ? AND l.object_id = ? ORDER BY l.timestamp DESC, l.event_uuid DESC LIMIT ?",
-        EventRow::columns_of("e")
-    )
-}
-
 /// Returns the newest events of an object, newest first.
 pub async fn list(
     db: impl Read,
@@ -171,24 +162,33 @@ pub async fn list(
 /// The types of events that are recorded periodically, whether anything changes or not.
 const PERIODIC: [EventType; 3] = [EventType::Usage, EventType::Resources, EventType::Prune];
 
-/// Returns the newest events of an object that are not periodic, newest first.
-pub async fn list_changes(
-    db: impl Read,
-    object: &ObjectRef,
-    limit: i64,
-) -> Result<Vec<EventRecord>, StoreError> {
-    let types: Vec<Value> = PERIODIC.map(Value::from).into();
-    select(db, object, " AND l.event_type NOT IN (?, ?, ?)", &types, limit).await
+/// Returns the select of the newest events of an object that are not periodic, and its arguments.
+pub(crate) fn newest_changes(object: &ObjectRef, limit: i64) -> (String, Vec<Value>) {
+    let mut values = params![object.object_type, &object.id].to_vec();
+    values.extend(PERIODIC.map(Value::from));
+    values.push(limit.into());
+    (newest(" AND l.event_type NOT IN (?, ?, ?)"), values)
+}
+
+/// Returns the select of the newest events of an object that meet further conditions, newest first. Its arguments are the type
+/// and the id of the object, those of the conditions, and the maximum number.
+fn newest(conditions: &str) -> String {
+    format!(
+        "SELECT {} FROM event_links l JOIN events e ON e.event_uuid = l.event_uuid \
+         WHERE l.object_type = ? AND l.object_id = ?{conditions} \
+         ORDER BY l.timestamp DESC, l.event_uuid DESC LIMIT ?",
+        EventRow::columns_of("e")
+    )
 }
 
 /// Returns the selected events of an object, newest first.
 pub async fn page(
-    db: impl Read,
+    mut db: impl Read,
     object: &ObjectRef,
     selection: &EventPage<'_>,
 ) -> Result<Vec<EventRecord>, StoreError> {
     let mut conditions = String::new();
-    let mut values = Vec::new();
+    let mut values = params![object.object_type, &object.id].to_vec();
     if let Some(namespace) = selection.namespace {
         conditions +=
             " AND l.namespace = ? AND l.timestamp >= (SELECT created FROM namespaces WHERE name = ?)";
@@ -203,27 +203,8 @@ pub async fn page(
         conditions += " AND l.timestamp <= ? AND (l.timestamp < ? OR l.event_uuid < ?)";
         values.extend_from_slice(params![*timestamp, *timestamp, event_uuid]);
     }
-    select(db, object, &conditions, &values, selection.limit).await
-}
-
-/// Returns the newest events of an object that meet further conditions, newest first.
-async fn select(
-    mut db: impl Read,
-    object: &ObjectRef,
-    conditions: &str,
-    values: &[Value],
-    limit: i64,
-) -> Result<Vec<EventRecord>, StoreError> {
-    let mut parameters = params![object.object_type, &object.id].to_vec();
-    parameters.extend_from_slice(values);
-    parameters.push(limit.into());
-    let sql = format!(
-        "SELECT {} FROM event_links l JOIN events e ON e.event_uuid = l.event_uuid \
-         WHERE l.object_type = ? AND l.object_id = ?{conditions} \
-         ORDER BY l.timestamp DESC, l.event_uuid DESC LIMIT ?",
-        EventRow::columns_of("e")
-    );
-    let rows: Vec<EventRow> = db.fetch(&sql, &parameters).await?;
+    values.push(selection.limit.into());
+    let rows: Vec<EventRow> = db.fetch(&newest(&conditions), &values).await?;
     Ok(rows.into_iter().map(EventRecord::from).collect())
 }
 

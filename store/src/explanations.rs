@@ -11,7 +11,7 @@ use crate::node_networks::NodeNetworkRow;
 use crate::operations::OperationRow;
 use crate::{Read, Select as _, StoreError, Union, UnionRows, Value, params, placeholders};
 
-/// The newest events of an object, and the unfinished operations on it, newest first.
+/// The newest events of an object that are not periodic, and the unfinished operations on it, newest first.
 #[derive(Debug)]
 pub struct Evidence {
     pub events: Vec<EventRecord>,
@@ -40,8 +40,8 @@ impl EvidenceParts {
 }
 
 fn add_events(union: &mut Union, object: &ObjectRef, max: i64) -> usize {
-    let tail = format!("FROM ({}) e", events::newest());
-    union.add(&EventRow::columns_of("e"), tail, params![object.object_type, &object.id, max])
+    let (select, values) = events::newest_changes(object, max);
+    union.add(&EventRow::columns_of("e"), format!("FROM ({select}) e"), &values)
 }
 
 fn take_events(rows: &mut UnionRows, part: usize) -> Result<Vec<EventRecord>, StoreError> {
