@@ -7,6 +7,7 @@ mod placement;
 
 use muster_types::Result;
 use muster_types::event::EventRecord;
+use muster_types::event_message::EventMessage;
 use muster_types::explanation::AwaitedObject;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationRecord, OperationState};
@@ -30,8 +31,9 @@ async fn events_of(app: &App, object: &ObjectRef) -> Result<Vec<EventRecord>> {
 }
 
 /// Returns the latest event with a message.
-fn last<'a>(events: &'a [EventRecord], message: &str) -> Option<&'a EventRecord> {
-    events.iter().find(|event| event.message == message)
+fn last<'a>(events: &'a [EventRecord], message: &EventMessage) -> Option<&'a EventRecord> {
+    let text = message.to_string();
+    events.iter().find(|event| event.message == text)
 }
 
 /// Returns the reason that an event gives.
