@@ -81,7 +81,7 @@ pub async fn create(new: NewBackup<'_>) -> Result<BackupSummary, BackupError> {
         (Ok(None), Ok(())) => return Err(BackupError::Failed("the backup was cancelled".into())),
         (Ok(Some(written)), _) => written,
     };
-    let blob_bytes = blobs.iter().map(|blob| u64::try_from(blob.size).unwrap_or_default()).sum();
+    let blob_bytes = blobs.iter().map(|blob| blob.size).sum();
     Ok(BackupSummary { bytes, rows, blobs: blobs.len() as u64, blob_bytes })
 }
 
@@ -129,8 +129,7 @@ async fn produce(
         }
     }
     for (blob, path) in blobs {
-        let size = u64::try_from(blob.size).unwrap_or_default();
-        send(WriterCommand::Begin(PartHeader::Blob { uuid: blob.id, size })).await?;
+        send(WriterCommand::Begin(PartHeader::Blob { uuid: blob.id, size: blob.size })).await?;
         send(WriterCommand::AddBlob(blob, path)).await?;
     }
     send(WriterCommand::Finish).await
@@ -196,7 +195,7 @@ fn copy_blob(
         hash.update(&record);
         archive.add(&record).map_err(with_path("write the content of", path))?;
     }
-    if i64::try_from(size) != Ok(blob.size) || hex::encode(hash.finish()) != blob.sha256 {
+    if size != blob.size || hex::encode(hash.finish()) != blob.sha256 {
         return Err(BackupError::Failed(format!(
             "blob {} is damaged: {} differs from its checksum. Muster replaces damaged copies from other nodes",
             blob.id,

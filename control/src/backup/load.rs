@@ -89,7 +89,7 @@ pub async fn verify(
     let is_missing = |blob: &&StoredBlob| {
         let size =
             find_blob(storages, blob).and_then(|path| fs::metadata(path).ok()).map(|found| found.len());
-        size.is_none_or(|size| i64::try_from(size) != Ok(blob.size))
+        size != Some(blob.size)
     };
     let missing_blobs = match loaded.manifest.blobs {
         BlobMode::Include => Vec::new(),
@@ -99,7 +99,7 @@ pub async fn verify(
         manifest: loaded.manifest,
         rows: loaded.rows,
         blobs: loaded.blobs.len() as u64,
-        blob_bytes: loaded.blobs.iter().map(|blob| u64::try_from(blob.size).unwrap_or_default()).sum(),
+        blob_bytes: loaded.blobs.iter().map(|blob| blob.size).sum(),
         missing_blobs,
     })
 }
@@ -226,7 +226,7 @@ fn read(
     let mut found = HashSet::new();
     while let Some(header) = part {
         let PartHeader::Blob { uuid, size } = header else { return Err(damaged("a part is there twice")) };
-        let blob = expected.get(&uuid).filter(|blob| u64::try_from(blob.size) == Ok(size));
+        let blob = expected.get(&uuid).filter(|blob| blob.size == size);
         let blob = blob.ok_or_else(|| damaged(&format!("blob {uuid} is not that of its database")))?;
         if !found.insert(uuid) {
             return Err(damaged(&format!("blob {uuid} is there twice")));
@@ -254,7 +254,7 @@ fn read_blob(
     let mut size = 0;
     while let Some(record) = archive.next_record()? {
         size += record.len() as u64;
-        if u64::try_from(blob.size).is_ok_and(|expected| size > expected) {
+        if size > blob.size {
             return Err(damaged(&format!("blob {} is larger than its size", blob.id)));
         }
         hash.update(&record);
@@ -262,7 +262,7 @@ fn read_blob(
             output.file.write_all(&record).map_err(with_path("write", &output.path))?;
         }
     }
-    if i64::try_from(size) != Ok(blob.size) || hex::encode(hash.finish()) != blob.sha256 {
+    if size != blob.size || hex::encode(hash.finish()) != blob.sha256 {
         return Err(damaged(&format!("blob {} differs from its checksum", blob.id)));
     }
     output.map_or(Ok(()), |output| output.finish().map_err(ReadError::from))

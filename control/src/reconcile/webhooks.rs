@@ -71,7 +71,9 @@ pub async fn run(app: &App) -> Result<()> {
 async fn queue_events(app: &App, enabled: &[WebhookRow]) -> Result<()> {
     let mut current = app.webhook_events.lock().await;
     let stored = cluster_values::get(&*app.store, POSITION).await?;
-    let stored = stored.and_then(|text| text.parse::<f64>().ok()).unwrap_or_default();
+    let stored = stored.map_or(Ok(0.0), |text| {
+        text.parse().map_err(|_| Error::Internal(format!("the position of the webhooks is {text:?}")))
+    })?;
     // Of a webhook that was enabled just now, only later events are sent.
     let start = enabled.iter().filter_map(|row| row.enabled_since).fold(f64::INFINITY, f64::min).max(stored);
     // Taken, so that after an error, or if this is cancelled, events are read again.

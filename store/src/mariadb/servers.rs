@@ -87,7 +87,9 @@ async fn read_state(conn: &mut Conn) -> Result<ServerState, StoreError> {
 async fn read_failovers(conn: &mut Conn) -> Result<i64, StoreError> {
     let sql = "SELECT value FROM cluster_values WHERE name = ?";
     match conn.exec_first::<String, _, _>(sql, (FAILOVERS,)).await {
-        Ok(value) => Ok(value.and_then(|value| value.parse().ok()).unwrap_or(0)),
+        Ok(value) => value.map_or(Ok(0), |value| {
+            value.parse().map_err(|_| StoreError::Internal(format!("the number of failovers is {value:?}")))
+        }),
         // A new database has no tables.
         Err(mysql_async::Error::Server(error)) if error.code == 1146 => Ok(0),
         Err(error) => Err(failure(error)),
