@@ -7,6 +7,7 @@
 mod tests;
 
 use muster_types::Result;
+use muster_types::ids::NodeId;
 
 use crate::error::StoreError;
 use crate::row::{Read, columns};
@@ -119,6 +120,15 @@ pub struct Lease {
 }
 
 columns! { Lease { name, owner: holder, node, pid, expires, } }
+
+impl Lease {
+    /// Returns the node that owns the lease, if it is one of nodes.
+    pub fn owner_node(&self) -> Result<NodeId, StoreError> {
+        let invalid =
+            || StoreError::Internal(format!("the lease {} has the owner {:?}", self.name, self.owner));
+        self.owner.parse().map_err(|_| invalid())
+    }
+}
 
 /// Returns the unexpired leases.
 pub async fn list(mut store: &Store) -> Result<Vec<Lease>, StoreError> {
