@@ -1,6 +1,7 @@
 //! `muster backup drill`: boots one restored instance in its own namespaces, without an uplink, and checks that its agent answers.
 
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use muster_client::{Client, Options};
 use muster_control::auth::secrets::Secrets;
-use muster_control::backup::{self, BlobMode, LoadTarget};
+use muster_control::backup::{self, BlobMode, DecryptionKey, LoadTarget};
 use muster_control::objects;
 use muster_store::backup::{self as stored, DrillInstance, StoredBlob};
 use muster_types::instance::{InstanceState, agent_is_ready};
@@ -18,6 +19,7 @@ use muster_types::time::format_utc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
+use tokio::signal::unix::{Signal as SignalStream, SignalKind, signal};
 
 use super::{ClusterArguments, KeyArguments, storages};
 use crate::running::program;
@@ -62,45 +64,26 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let settings = config::load(arguments.cluster.config.as_deref())?;
     let key = arguments.key.read()?;
     rootless::require_isolated().await?;
-    let parent = arguments.directory.unwrap_or_else(std::env::temp_dir);
+    // Before the directory exists: an interrupted drill must not leave the seed of the cluster in it.
+    let mut interruption = Interruption::listen()?;
+    let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
     let directory = DrillDirectory::create(&parent)?;
-    let data = DataDir::open(&directory.0).await?;
-    let url = format!("sqlite:{}", data.path().join("muster.db").display());
-    let target = LoadTarget { database_url: Secret::new(url), storage: Some(data.path().to_owned()) };
-    let loaded = backup::load(&arguments.file, &key, &target).await?;
-    eprintln!("restored {} rows of {}", loaded.rows, format_utc(loaded.manifest.created));
-    if loaded.manifest.blobs == BlobMode::Reference {
-        link_blobs(&storages(&settings, &arguments.cluster.data_dir), data.path(), &loaded.blobs)?;
-    }
-    stored::restart(&loaded.restored).await?;
-    let prepared = stored::prepare_drill(&loaded.restored, arguments.instance.as_deref()).await?;
-    let Some((instance, node)) = prepared else {
-        match &arguments.instance {
-            Some(name) => bail!("the backup has no instance {name} that was created"),
-            None => bail!("the backup has no instance, so there is nothing to boot"),
-        }
-    };
-    fs::write(seed_file(data.path()), loaded.seed.expose())?;
-    let save = |key: &Secret| {
-        data.write_credentials(key, "http://127.0.0.1:0").map_err(|error| format!("{error:#}"))
-    };
-    objects::key::recover(&loaded.restored.store, &Secrets::new(&loaded.seed), save).await?;
-    loaded.restored.finish().await?;
-    let (path, credentials) = (data.path().to_owned(), data.credentials());
-    drop(data);
+    let storages = storages(&settings, &arguments.cluster.data_dir);
+    let drill = interruption.unless(Drill::prepare(&arguments, &key, &storages, &directory.0)).await?;
+    let instance = &drill.instance;
 
-    let log = path.join("muster.log");
-    let mut daemon = start(&path, &log)?;
+    let log = drill.data.join("muster.log");
+    let mut daemon = start(&drill.data, &log)?;
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
-    let outcome = tokio::select! {
-        outcome = tokio::time::timeout_at(deadline.into(), boot(&credentials, &instance, &node, &loaded.blobs)) => {
-            outcome.unwrap_or_else(|_| {
+    let outcome = interruption.unless(async {
+        tokio::select! {
+            outcome = tokio::time::timeout_at(deadline.into(), boot(&drill)) => outcome.unwrap_or_else(|_| {
                 Err(anyhow::anyhow!("the agent did not answer within {} seconds", arguments.timeout))
-            })
+            }),
+            status = daemon.wait() => Err(anyhow::anyhow!("the daemon ended with {}", status?)),
         }
-        status = daemon.wait() => Err(anyhow::anyhow!("the daemon ended with {}", status?)),
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
-    };
+    });
+    let outcome = outcome.await;
     stop(&mut daemon).await;
     if let Err(error) = outcome {
         let text = fs::read_to_string(&log).unwrap_or_default();
@@ -110,6 +93,77 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     let text = format!("the agent of instance {} ({}) answered\n", instance.name, instance.id);
     print(text.as_bytes())
+}
+
+/// The signals that end a drill.
+struct Interruption {
+    interrupt: SignalStream,
+    terminate: SignalStream,
+}
+
+impl Interruption {
+    /// From now on these signals no longer end the process.
+    fn listen() -> io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// Runs work until it ends or a signal arrives.
+    async fn unless<T>(&mut self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+        tokio::select! {
+            result = work => result,
+            _ = self.interrupt.recv() => bail!("interrupted"),
+            _ = self.terminate.recv() => bail!("interrupted"),
+        }
+    }
+}
+
+/// A restored cluster with an instance to boot.
+struct Drill {
+    data: PathBuf,
+    credentials: PathBuf,
+    instance: DrillInstance,
+    node: String,
+    blobs: Vec<StoredBlob>,
+}
+
+impl Drill {
+    /// Restores a backup into a directory.
+    async fn prepare(
+        arguments: &Arguments,
+        key: &DecryptionKey,
+        storages: &[PathBuf],
+        directory: &Path,
+    ) -> anyhow::Result<Self> {
+        let data = DataDir::open(directory).await?;
+        let url = format!("sqlite:{}", data.path().join("muster.db").display());
+        let target = LoadTarget { database_url: Secret::new(url), storage: Some(data.path().to_owned()) };
+        let loaded = backup::load(&arguments.file, key, &target).await?;
+        eprintln!("restored {} rows of {}", loaded.rows, format_utc(loaded.manifest.created));
+        if loaded.manifest.blobs == BlobMode::Reference {
+            link_blobs(storages, data.path(), &loaded.blobs)?;
+        }
+        stored::restart(&loaded.restored).await?;
+        let prepared = stored::prepare_drill(&loaded.restored, arguments.instance.as_deref()).await?;
+        let Some((instance, node)) = prepared else {
+            match &arguments.instance {
+                Some(name) => bail!("the backup has no instance {name} that was created"),
+                None => bail!("the backup has no instance, so there is nothing to boot"),
+            }
+        };
+        fs::write(seed_file(data.path()), loaded.seed.expose())?;
+        let save = |key: &Secret| {
+            data.write_credentials(key, "http://127.0.0.1:0").map_err(|error| format!("{error:#}"))
+        };
+        objects::key::recover(&loaded.restored.store, &Secrets::new(&loaded.seed), save).await?;
+        loaded.restored.finish().await?;
+        Ok(Self {
+            data: data.path().to_owned(),
+            credentials: data.credentials(),
+            instance,
+            node,
+            blobs: loaded.blobs,
+        })
+    }
 }
 
 /// Makes the blobs of this host those of the drill.
@@ -152,12 +206,8 @@ async fn stop(daemon: &mut Child) {
 }
 
 /// Evacuates the instance to the node of the drill, and waits until its agent answers.
-async fn boot(
-    credentials: &Path,
-    instance: &DrillInstance,
-    node: &str,
-    blobs: &[StoredBlob],
-) -> anyhow::Result<()> {
+async fn boot(drill: &Drill) -> anyhow::Result<()> {
+    let Drill { credentials, instance, node, blobs, .. } = drill;
     let client = connect(credentials).await;
     wait_for_blobs(&client, credentials, blobs).await;
     let records = client.evacuate_node(node, true).await?.value()?;
@@ -225,5 +275,19 @@ impl Drop for DrillDirectory {
         if let Err(error) = fs::remove_dir_all(&self.0) {
             eprintln!("warning: failed to remove {}: {error}", self.0.display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn signal_ends_the_work_even_if_it_arrived_before() {
+        let mut interruption = Interruption::listen().unwrap();
+        nix::sys::signal::raise(Signal::SIGTERM).unwrap();
+        let interrupted: anyhow::Result<()> = interruption.unless(std::future::pending()).await;
+        assert_eq!(interrupted.unwrap_err().to_string(), "interrupted");
+        assert_eq!(interruption.unless(async { Ok(1) }).await.unwrap(), 1);
     }
 }
