@@ -19,9 +19,9 @@ use muster_types::settings::Settings;
 
 use crate::command::{Commands, Tool};
 use crate::host::{self, DiskSpace};
-use crate::image::Images;
+use crate::image::{Images, ImagesError};
 use crate::network::{self, ForwardDrop};
-use crate::vm::{FIRMWARE_DIR, probe_kvm};
+use crate::vm::{FIRMWARE_DIR, KvmError, probe_kvm};
 
 const CAP_NET_ADMIN: (u32, &str) = (12, "CAP_NET_ADMIN");
 const CAP_SYS_ADMIN: (u32, &str) = (21, "CAP_SYS_ADMIN");
@@ -52,15 +52,15 @@ pub(crate) struct FeatureFacts {
     /// Why tap devices cannot be created.
     tun: Option<(ErrorKind, String)>,
     /// Why images cannot be handled.
-    images: Option<String>,
+    images: Option<ImagesError>,
     /// Why guests cannot run under KVM.
-    kvm: Option<String>,
+    kvm: Option<KvmError>,
     has_uefi_firmware: bool,
 }
 
 impl FeatureFacts {
     /// Reads the facts. `images` and `kvm` are the results of earlier checks.
-    pub(crate) fn read(commands: &Commands, images: Option<String>, kvm: Option<&str>) -> Self {
+    pub(crate) fn read(commands: &Commands, images: Option<ImagesError>, kvm: Option<KvmError>) -> Self {
         let is_missing = |tool: &Tool| !commands.is_installed(*tool);
         let tools = Tool::NETWORKS.into_iter().chain(Tool::IMAGES).chain(Tool::VMS);
         let missing_tools: Vec<Tool> = tools.filter(is_missing).collect();
@@ -78,7 +78,7 @@ impl FeatureFacts {
                 .err()
                 .map(|error| (error.kind(), error.to_string())),
             images,
-            kvm: kvm.map(str::to_owned),
+            kvm,
             has_uefi_firmware: Path::new(FIRMWARE_DIR).join("OVMF_CODE_4M.fd").exists(),
         };
         // The probe needs the capabilities and the programs.
@@ -120,12 +120,10 @@ impl FeatureFacts {
             return HostCheck::passed(name, affects, "guests run with hardware virtualization");
         };
         let check = HostCheck::warning(name, affects, format!("VMs are emulated, which is slow: {reason}"));
-        if reason.contains("is missing") {
-            check.with_fix("modprobe kvm_intel || modprobe kvm_amd")
-        } else if reason.contains("ermission denied") {
-            check.with_fix("usermod --append --groups kvm $USER")
-        } else {
-            check
+        match reason {
+            KvmError::NoDevice => check.with_fix("modprobe kvm_intel || modprobe kvm_amd"),
+            KvmError::PermissionDenied(_) => check.with_fix("usermod --append --groups kvm $USER"),
+            KvmError::Unusable(_) | KvmError::TestGuestFailed(_) => check,
         }
     }
 
@@ -151,11 +149,13 @@ impl FeatureFacts {
         let Some(reason) = &self.images else {
             return HostCheck::passed(name, affects, "images are inspected in a sandbox");
         };
-        let check = HostCheck::failed(name, affects, reason.clone());
-        match &*self.missing(&Tool::IMAGES) {
-            [] if reason.contains("user namespaces") => check.with_fix(ALLOW_USER_NAMESPACES),
-            [] => check,
-            tools => check.with_fix(install(tools)),
+        let check = HostCheck::failed(name, affects, reason.to_string());
+        match reason {
+            ImagesError::NoUserNamespaces(_) => check.with_fix(ALLOW_USER_NAMESPACES),
+            ImagesError::Unusable(_) => match &*self.missing(&Tool::IMAGES) {
+                [] => check,
+                tools => check.with_fix(install(tools)),
+            },
         }
     }
 
@@ -389,7 +389,7 @@ pub(crate) fn problems(features: &FeatureFacts, state: &StateFacts) -> Vec<HostC
 pub fn check_host(settings: &Settings, storage: &Path) -> Vec<HostCheck> {
     let commands = Commands::find();
     let images = Images::new(&commands, settings).missing_requirement();
-    let features = FeatureFacts::read(&commands, images, probe_kvm().err().as_deref());
+    let features = FeatureFacts::read(&commands, images, probe_kvm().err());
     let address = settings.node_mesh_ip.unwrap_or_else(host::primary_address);
     let mut state = StateFacts::read(storage, settings.node_disk_reservation_gb, address);
     if let Ok(servers) = &state.resolver

@@ -69,19 +69,26 @@ pub async fn with_objects(mut db: impl Read, events: &[&str]) -> Result<Vec<Obje
     Ok(found)
 }
 
-/// The tables of objects that belong to a namespace.
-const OWNED: &[(ObjectType, &str)] = &[
-    (ObjectType::NamespaceKey, "namespace_keys"),
-    (ObjectType::NamespaceClaim, "namespace_claims"),
-    (ObjectType::Network, "networks"),
-    (ObjectType::Interface, "interfaces"),
-    (ObjectType::Instance, "instances"),
-    (ObjectType::Artifact, "artifacts"),
-    (ObjectType::Upload, "uploads"),
-    (ObjectType::ClusterOperation, "operations"),
-    (ObjectType::AgentOperation, "agent_operations"),
-    (ObjectType::Rule, "rules"),
-];
+/// Returns the table of a type of objects that belong to a namespace; `None` for other types.
+fn owned_table(object_type: ObjectType) -> Option<&'static str> {
+    match object_type {
+        ObjectType::NamespaceKey => Some("namespace_keys"),
+        ObjectType::NamespaceClaim => Some("namespace_claims"),
+        ObjectType::Network => Some("networks"),
+        ObjectType::Interface => Some("interfaces"),
+        ObjectType::Instance => Some("instances"),
+        ObjectType::Artifact => Some("artifacts"),
+        ObjectType::Upload => Some("uploads"),
+        ObjectType::ClusterOperation => Some("operations"),
+        ObjectType::AgentOperation => Some("agent_operations"),
+        ObjectType::Rule => Some("rules"),
+        ObjectType::ApiRequest
+        | ObjectType::Namespace
+        | ObjectType::Node
+        | ObjectType::Blob
+        | ObjectType::Issuer => None,
+    }
+}
 
 /// Returns the namespaces of objects. An object that does not exist, or does not belong to a namespace, is missing.
 pub async fn owners(
@@ -91,7 +98,8 @@ pub async fn owners(
     let mut owners = HashMap::new();
     for batch in objects.chunks(MAX_BATCH) {
         let (mut union, mut types) = (Union::default(), Vec::new());
-        for (object_type, table) in OWNED {
+        for object_type in ObjectType::ALL {
+            let Some(table) = owned_table(*object_type) else { continue };
             let ids: Vec<Value> = batch
                 .iter()
                 .filter(|object| object.object_type == *object_type)

@@ -8,6 +8,7 @@
 mod tests;
 
 use muster_types::Result;
+use muster_types::ids::NodeId;
 
 use crate::error::StoreError;
 use crate::row::{Read, columns};
@@ -167,6 +168,15 @@ impl Lease {
     #[must_use]
     pub fn is_unlimited(&self, time: f64) -> bool {
         self.expires - time > UNLIMITED
+    }
+}
+
+impl Lease {
+    /// Returns the node that owns the lease, if it is one of nodes.
+    pub fn owner_node(&self) -> Result<NodeId, StoreError> {
+        let invalid =
+            || StoreError::Internal(format!("the lease {} has the owner {:?}", self.name, self.owner));
+        self.owner.parse().map_err(|_| invalid())
     }
 }
 

@@ -134,7 +134,7 @@ macro_rules! impl_from_value_for_integer {
         }
     )+};
 }
-impl_from_value_for_integer!(u16, u32, usize);
+impl_from_value_for_integer!(u16, u32, u64, usize);
 
 impl FromValue for bool {
     fn from_value(value: Value) -> Result<Self, Value> {

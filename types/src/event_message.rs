@@ -4,6 +4,7 @@
 use std::fmt;
 
 use crate::instance::{InstanceState, PowerState};
+use crate::network::NetworkState;
 use crate::operation::OperationState;
 use crate::scheduling::SchedulingStage;
 
@@ -28,6 +29,9 @@ pub enum EventMessage {
     ImageReady,
     DiskCopied,
     InstanceState(InstanceState),
+    /// Has the same text as [`InstanceState`](Self::InstanceState), as which it is parsed: the object of the event tells them
+    /// apart.
+    NetworkState(NetworkState),
     PowerState(PowerState),
     OperationState(OperationState),
 }
@@ -91,6 +95,7 @@ impl fmt::Display for EventMessage {
             Self::SchedulingStage(stage) => write!(f, "{STAGE_PREFIX}{stage}"),
             Self::SchedulingAborted(stage) => write!(f, "{ABORTED_PREFIX}{stage}{ABORTED_SUFFIX}"),
             Self::InstanceState(state) => write!(f, "{STATE_PREFIX}{state}"),
+            Self::NetworkState(state) => write!(f, "{STATE_PREFIX}{state}"),
             Self::PowerState(state) => write!(f, "{POWER_STATE_PREFIX}{state}"),
             fixed => match Self::FIXED.iter().find(|(message, _)| message == fixed) {
                 Some((_, text)) => f.write_str(text),

@@ -19,7 +19,7 @@ use muster_types::object::check_name;
 
 use self::manifest::STDIN;
 use self::observed::Cluster;
-use self::ownership::Set;
+use self::ownership::ObjectSet;
 use self::plan::Planner;
 use super::arguments::{path_parser, prompt_confirmation};
 use super::session::Session;
@@ -59,7 +59,7 @@ pub struct Arguments {
 
 impl Arguments {
     /// Returns the set that the objects belong to.
-    fn set(&self, owner: &str) -> anyhow::Result<Set> {
+    fn set(&self, owner: &str) -> anyhow::Result<ObjectSet> {
         let usage = |text: &str| Err(error_with_outcome(Outcome::Usage, text.to_owned()));
         let first = self.file.first().map_or(Path::new(STDIN), PathBuf::as_path);
         let name = match &self.set {
@@ -82,7 +82,7 @@ impl Arguments {
             }
         };
         check_name("--set", &name).map_err(|error| error_with_outcome(Outcome::Usage, error.to_string()))?;
-        Ok(Set { owner: owner.to_owned(), name })
+        Ok(ObjectSet { owner: owner.to_owned(), name })
     }
 }
 

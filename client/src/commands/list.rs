@@ -102,7 +102,7 @@ impl Session {
     {
         // Opened first, so that no change is missed.
         let mut follower = EventFollower::open(&self.client, StreamQuery::default()).await?;
-        let mut shown: Option<BTreeMap<String, Shown>> = None;
+        let mut shown: Option<BTreeMap<String, ShownRecord>> = None;
         loop {
             let records = sorted(fetch().await?.json(), options, view);
             let (header, current) = self.render(&records, options, view)?;
@@ -126,11 +126,11 @@ impl Session {
         records: &[Value],
         options: &ListOptions,
         view: &ListView<T>,
-    ) -> anyhow::Result<(String, Vec<(String, Shown)>)> {
+    ) -> anyhow::Result<(String, Vec<(String, ShownRecord)>)> {
         let identities = records.iter().map(identity);
         let name = |record: &Value| output::names(record).pop().unwrap_or_default();
         if self.is_structured() {
-            let shown = records.iter().map(|record| Shown {
+            let shown = records.iter().map(|record| ShownRecord {
                 record: record.clone(),
                 line: String::new(),
                 name: name(record),
@@ -144,12 +144,12 @@ impl Session {
         let header = lines.next().unwrap_or_default();
         let cells = table.cells().iter().map(|cells| json!(cells));
         let shown = cells.zip(lines).zip(records.iter().map(name));
-        let shown = shown.map(|((record, line), name)| Shown { record, line, name });
+        let shown = shown.map(|((record, line), name)| ShownRecord { record, line, name });
         Ok((header, identities.zip(shown).collect()))
     }
 
     /// Returns the lines for the differences of two states of a list.
-    fn changes(&self, previous: &BTreeMap<String, Shown>, current: &[(String, Shown)]) -> String {
+    fn changes(&self, previous: &BTreeMap<String, ShownRecord>, current: &[(String, ShownRecord)]) -> String {
         let mut text = String::new();
         for (id, shown) in current {
             match previous.get(id) {
@@ -168,7 +168,7 @@ impl Session {
         text
     }
 
-    fn line(&self, shown: &Shown, change: &str) -> String {
+    fn line(&self, shown: &ShownRecord, change: &str) -> String {
         match self.format {
             Format::Table | Format::Wide => shown.line.clone(),
             Format::Name => self.format.render(&shown.record),
@@ -179,8 +179,8 @@ impl Session {
     }
 }
 
-/// What is shown of a record: its cells and their line, or the record.
-struct Shown {
+/// A record of a list, with the line and the name that are printed of it.
+struct ShownRecord {
     record: Value,
     line: String,
     name: String,

@@ -76,7 +76,7 @@ pub async fn create(new: NewBackup<'_>) -> Result<BackupSummary, BackupError> {
     let mut snapshot = BackupSnapshot::begin(new.store).await?;
     let created = now();
     let blobs = snapshot.blobs().await?;
-    let blob_bytes = blobs.iter().map(|blob| u64::try_from(blob.size).unwrap_or_default()).sum();
+    let blob_bytes = blobs.iter().map(|blob| blob.size).sum();
     if new.blobs == BlobMode::Include {
         require_space(directory(new.file), blob_bytes)?;
     }
@@ -155,8 +155,7 @@ async fn produce_blobs(
     let mut deleted = 0;
     if new.blobs == BlobMode::Include {
         for blob in blobs {
-            let size = u64::try_from(blob.size).unwrap_or_default();
-            let header = PartHeader::Blob { uuid: blob.id, size };
+            let header = PartHeader::Blob { uuid: blob.id, size: blob.size };
             // The open file keeps its content if the blob is deleted.
             let local = find_blob(new.storages, blob).and_then(|path| Some((File::open(&path).ok()?, path)));
             let missing = match local {
@@ -221,7 +220,7 @@ async fn copy_remote(
         (Ok(()), Some(header)) => send(commands, WriterCommand::Begin(header)).await?,
         (Ok(()), None) => {}
     }
-    if i64::try_from(size) != Ok(blob.size) || hex::encode(hash.finish()) != blob.sha256 {
+    if size != blob.size || hex::encode(hash.finish()) != blob.sha256 {
         return Err(BackupError::Failed(failed("its content differs from its checksum")));
     }
     Ok(None)
@@ -295,7 +294,7 @@ fn copy_blob(
         hash.update(&record);
         archive.add(&record).map_err(with_path("write the content of", path))?;
     }
-    if i64::try_from(size) != Ok(blob.size) || hex::encode(hash.finish()) != blob.sha256 {
+    if size != blob.size || hex::encode(hash.finish()) != blob.sha256 {
         return Err(BackupError::Failed(format!(
             "blob {} is damaged: {} differs from its checksum. Muster replaces damaged copies from other nodes",
             blob.id,

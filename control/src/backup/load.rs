@@ -97,7 +97,7 @@ pub async fn verify(
     let is_missing = |blob: &&StoredBlob| {
         let size =
             find_blob(storages, blob).and_then(|path| fs::metadata(path).ok()).map(|found| found.len());
-        size.is_none_or(|size| i64::try_from(size) != Ok(blob.size))
+        size != Some(blob.size)
     };
     let missing_blobs = match loaded.manifest.blobs {
         BlobMode::Include => Vec::new(),
@@ -107,7 +107,7 @@ pub async fn verify(
         manifest: loaded.manifest,
         rows: loaded.rows,
         blobs: loaded.blobs.len() as u64,
-        blob_bytes: loaded.blobs.iter().map(|blob| u64::try_from(blob.size).unwrap_or_default()).sum(),
+        blob_bytes: loaded.blobs.iter().map(|blob| blob.size).sum(),
         missing_blobs,
         deleted_blobs: loaded.deleted_blobs,
     })
@@ -249,7 +249,7 @@ fn read(
     send(ArchiveItem::Tables)?;
     let expected = expected.blocking_recv().map_err(|_| ReadError::Stopped)?;
     if let (BlobMode::Include, Some(storage)) = (mode, &target.storage) {
-        let needed = expected.values().map(|blob| u64::try_from(blob.size).unwrap_or_default()).sum();
+        let needed = expected.values().map(|blob| blob.size).sum();
         require_space(storage, needed)?;
     }
     let (mut found, mut deleted) = (HashSet::new(), Vec::new());
@@ -259,7 +259,7 @@ fn read(
             PartHeader::DeletedBlob { uuid } => (uuid, None),
             _ => return Err(damaged("a part is there twice")),
         };
-        let is_expected = |blob: &&StoredBlob| size.is_none_or(|size| u64::try_from(blob.size) == Ok(size));
+        let is_expected = |blob: &&StoredBlob| size.is_none_or(|size| blob.size == size);
         let blob = expected.get(&uuid).filter(is_expected);
         let blob = blob.ok_or_else(|| damaged(&format!("blob {uuid} is not that of its database")))?;
         if !found.insert(uuid) {
@@ -299,7 +299,7 @@ fn read_blob(
             return Err(ReadError::Stopped);
         }
         size += record.len() as u64;
-        if u64::try_from(blob.size).is_ok_and(|expected| size > expected) {
+        if size > blob.size {
             return Err(damaged(&format!("blob {} is larger than its size", blob.id)));
         }
         hash.update(&record);
@@ -307,7 +307,7 @@ fn read_blob(
             output.file.write_all(&record).map_err(with_path("write", &output.path))?;
         }
     }
-    if i64::try_from(size) != Ok(blob.size) || hex::encode(hash.finish()) != blob.sha256 {
+    if size != blob.size || hex::encode(hash.finish()) != blob.sha256 {
         return Err(damaged(&format!("blob {} differs from its checksum", blob.id)));
     }
     output.map_or(Ok(()), |output| output.finish().map_err(ReadError::from))

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::metrics::Metrics;
 use super::sampling::{RefusalKind, RefusalSampler};
-use super::spool::{Appended, Spool};
+use super::spool::{AppendOutcome, Spool};
 use crate::exposition::ExpositionFormat;
 
 /// Records events.
@@ -63,8 +63,8 @@ impl Events {
         };
         line.push(b'\n');
         match self.inner.spool.append(&line) {
-            Ok(Appended::Queued) => self.inner.write_failed.store(false, Ordering::Relaxed),
-            Ok(Appended::Full) => {
+            Ok(AppendOutcome::Queued) => self.inner.write_failed.store(false, Ordering::Relaxed),
+            Ok(AppendOutcome::Full) => {
                 self.inner.metrics.dropped.inc();
             }
             Err(error) => {

@@ -28,7 +28,7 @@ const PROBE_BYTES: usize = 16 << 10;
 
 /// Whether an event was added to the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Appended {
+pub(super) enum AppendOutcome {
     Queued,
     /// The queue has reached its capacity.
     Full,
@@ -62,10 +62,10 @@ impl Spool {
     }
 
     /// Adds a line.
-    pub(super) fn append(&self, line: &[u8]) -> io::Result<Appended> {
+    pub(super) fn append(&self, line: &[u8]) -> io::Result<AppendOutcome> {
         let mut writer = self.writer.lock();
         if self.is_full() {
-            return Ok(Appended::Full);
+            return Ok(AppendOutcome::Full);
         }
         if writer.size >= SEGMENT_BYTES {
             let segment = writer.segment + 1;
@@ -79,7 +79,7 @@ impl Spool {
         }
         writer.size += line.len() as u64;
         self.depth.fetch_add(1, Ordering::Relaxed);
-        Ok(Appended::Queued)
+        Ok(AppendOutcome::Queued)
     }
 
     pub(super) fn depth(&self) -> i64 {
@@ -296,7 +296,8 @@ mod tests {
         let mut reader = Reader::open(spool.directory()).unwrap();
         let big = "x".repeat(1 << 20);
         let sent: Vec<String> = (0..20).map(|n| format!("{n} {big}\n")).collect();
-        sent.iter().for_each(|line| assert_eq!(spool.append(line.as_bytes()).unwrap(), Appended::Queued));
+        sent.iter()
+            .for_each(|line| assert_eq!(spool.append(line.as_bytes()).unwrap(), AppendOutcome::Queued));
         assert!(spool.open_segment() > 2);
         assert_eq!(lines(&mut reader, Some(spool.open_segment())), sent);
         assert_eq!(segments(spool.directory()).unwrap(), vec![spool.open_segment()]);
@@ -306,11 +307,11 @@ mod tests {
     fn rejects_lines_beyond_its_capacity_until_some_are_drained() {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::create(directory.path(), 2).unwrap();
-        assert_eq!(spool.append(b"1\n").unwrap(), Appended::Queued);
-        assert_eq!(spool.append(b"2\n").unwrap(), Appended::Queued);
-        assert_eq!(spool.append(b"3\n").unwrap(), Appended::Full);
+        assert_eq!(spool.append(b"1\n").unwrap(), AppendOutcome::Queued);
+        assert_eq!(spool.append(b"2\n").unwrap(), AppendOutcome::Queued);
+        assert_eq!(spool.append(b"3\n").unwrap(), AppendOutcome::Full);
         spool.drained(1);
-        assert_eq!(spool.append(b"4\n").unwrap(), Appended::Queued);
+        assert_eq!(spool.append(b"4\n").unwrap(), AppendOutcome::Queued);
     }
 
     #[test]

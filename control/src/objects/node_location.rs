@@ -62,7 +62,8 @@ pub async fn network_node(app: &App) -> Result<NodeRow> {
 /// Returns the node that owns the lease of the active network node.
 pub(crate) async fn network_owner(app: &App) -> Result<Option<NodeId>> {
     let owner = leases::owner_id(&app.store, NETWORK_NODE_LEASE).await?;
-    Ok(owner.and_then(|id| id.parse().ok()))
+    let invalid = |id: &String| Error::Internal(format!("the network node lease has the owner {id:?}"));
+    owner.map(|id| id.parse().map_err(|_| invalid(&id))).transpose()
 }
 
 /// Returns a node as a candidate, if it may run routers.

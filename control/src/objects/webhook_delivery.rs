@@ -137,19 +137,23 @@ fn matching_type(webhook: &WebhookRow, event: &OwnedEvent) -> Option<EventType> 
 
 /// The deliveries of a webhook that were dropped.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Dropped {
+pub(crate) struct DroppedDeliveries {
     pub(crate) count: i64,
     /// Whether an event about it is due.
     pub(crate) is_event_due: bool,
 }
 
 /// Drops the oldest pending deliveries of a webhook that has too many.
-pub(crate) async fn drop_excess(tx: &mut Tx, webhook: WebhookId, time: f64) -> Result<Dropped, StoreError> {
+pub(crate) async fn drop_excess(
+    tx: &mut Tx,
+    webhook: WebhookId,
+    time: f64,
+) -> Result<DroppedDeliveries, StoreError> {
     let reason = format!("the webhook had more than {MAX_PENDING} pending deliveries");
     let count = webhook_deliveries::drop_excess(tx, webhook, MAX_PENDING, time, &reason).await?;
     let is_event_due =
         count > 0 && webhooks::count_dropped(tx, webhook, count, time, DROP_EVENT_INTERVAL).await?;
-    Ok(Dropped { count, is_event_due })
+    Ok(DroppedDeliveries { count, is_event_due })
 }
 
 /// Returns the value of `Muster-Signature`: a signature for each secret.

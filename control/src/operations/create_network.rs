@@ -3,6 +3,7 @@
 
 use muster_types::address::AddressType;
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::network::NetworkState;
 use muster_types::{Error, Result};
 
@@ -72,7 +73,7 @@ async fn apply(app: &App, row: &OperationRow) -> Result<()> {
         transaction!(app.store, |tx| { Ok(networks::set_state(tx, network.id, from, to, None).await?) })?;
     if created {
         app.events.record(
-            Event::new(EventType::Mutate, object(network.id), "state is now created")
+            Event::new(EventType::Mutate, object(network.id), EventMessage::NetworkState(to))
                 .with("from", from.as_str()),
         );
     }
@@ -94,7 +95,7 @@ async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     if failed {
         app.networks.notify_changed();
         app.events.record(
-            Event::new(EventType::Mutate, object(network.id), "state is now error")
+            Event::new(EventType::Mutate, object(network.id), EventMessage::NetworkState(to))
                 .with("from", from.as_str())
                 .with("reason", reason),
         );

@@ -2,6 +2,7 @@
 
 use muster_types::address::AddressType;
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::network::NetworkState;
 use muster_types::{Error, Result};
 
@@ -94,7 +95,7 @@ async fn delete_record(app: &App, row: &OperationRow) -> Result<()> {
         transaction!(app.store, |tx| { Ok(networks::set_state(tx, network.id, from, to, None).await?) })?;
     if deleted {
         app.events.record(
-            Event::new(EventType::Mutate, object(network.id), "state is now deleted")
+            Event::new(EventType::Mutate, object(network.id), EventMessage::NetworkState(to))
                 .with("from", from.as_str()),
         );
     }

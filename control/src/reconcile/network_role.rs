@@ -138,9 +138,9 @@ impl RoleView {
     }
 
     /// Returns whether a node has the routers of all networks.
-    fn is_prepared(&self, node: NodeId) -> bool {
-        let owner = self.lease(NETWORK_NODE_LEASE).and_then(|lease| lease.owner.parse().ok());
-        NetworkNodes::choose(owner, &self.candidates).iter().any(|prepared| prepared == node)
+    fn is_prepared(&self, node: NodeId) -> Result<bool> {
+        let owner = self.lease(NETWORK_NODE_LEASE).map(Lease::owner_node).transpose()?;
+        Ok(NetworkNodes::choose(owner, &self.candidates).iter().any(|prepared| prepared == node))
     }
 
     fn has_other_able(&self, node: NodeId) -> bool {
@@ -246,7 +246,7 @@ impl Competitor {
             return Ok(times.length / 4);
         };
         if self.owned.is_none() && !self.may_acquire(app, times, &view, own).await? {
-            self.is_handover = view.lease(HANDOVER_LEASE).is_some() && view.is_prepared(self.id());
+            self.is_handover = view.lease(HANDOVER_LEASE).is_some() && view.is_prepared(self.id())?;
             return Ok(if self.is_handover { HANDOVER_POLL } else { times.poll });
         }
         self.is_handover = false;
@@ -280,7 +280,7 @@ impl Competitor {
                 self.vacant_since = None;
                 self.close().await?;
                 release_lease_of_deleted_node(app, times, lease).await?;
-                if view.lease(HANDOVER_LEASE).is_some() && is_able(own) && view.is_prepared(self.id()) {
+                if view.lease(HANDOVER_LEASE).is_some() && is_able(own) && view.is_prepared(self.id())? {
                     leases::acquire(&app.store, SUCCESSOR_LEASE, &self.owner, HANDOVER_SECONDS).await?;
                 }
                 return Ok(false);
@@ -288,7 +288,7 @@ impl Competitor {
             None => {}
         }
         let vacant_since = *self.vacant_since.get_or_insert_with(Instant::now);
-        let is_first = view.is_prepared(self.id()) || vacant_since.elapsed() >= UNPREPARED_DELAY;
+        let is_first = view.is_prepared(self.id())? || vacant_since.elapsed() >= UNPREPARED_DELAY;
         let is_alone = !view.has_other_able(self.id());
         let may_retry = self.retry_at.is_none_or(|time| Instant::now() >= time);
         let is_able = is_able(own) && has_correct_clock(app) && !self.is_leaving(view);
@@ -488,8 +488,10 @@ fn has_correct_clock(app: &App) -> bool {
 /// check-in is rejected, so the owner must have been silent for as long as an expiring lease would have lasted.
 async fn release_lease_of_deleted_node(app: &App, times: LeaseTimes, lease: &Lease) -> Result<()> {
     let length = times.length.as_secs_f64();
-    let is_unlimited = lease.is_unlimited(app.store.membership.database_time());
-    let Some(id) = lease.owner.parse::<NodeId>().ok().filter(|_| is_unlimited) else { return Ok(()) };
+    if !lease.is_unlimited(app.store.membership.database_time()) {
+        return Ok(());
+    }
+    let id = lease.owner_node()?;
     let silent = nodes::silent(&*app.store, &[NodeState::Deleted], length).await?;
     let is_gone = nodes::state(&*app.store, id).await?.is_none();
     if is_gone || silent.iter().any(|(row, _)| row.identity.id == id) {

@@ -2,6 +2,7 @@
 
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::network::NetworkState;
 
 use crate::app::App;
@@ -31,7 +32,8 @@ pub async fn run(app: &App) -> Result<()> {
         })?;
         if failed {
             app.networks.notify_changed();
-            let event = Event::new(EventType::Mutate, target, "state is now error");
+            let event =
+                Event::new(EventType::Mutate, target, EventMessage::NetworkState(NetworkState::Error));
             app.events.record(event.with("from", row.state.as_str()).with("reason", reason));
         }
     }

@@ -23,7 +23,7 @@ use crate::app::App;
 use crate::objects::network::object;
 use crate::objects::network::plan::{NetworkFacts, NetworkTopology};
 use crate::objects::node_location::network_owner;
-use muster_store::leases::NETWORK_NODE_LEASE;
+use muster_store::leases::{Lease, NETWORK_NODE_LEASE};
 use muster_store::networks::{self, NetworkRow};
 use muster_store::node_networks::{self, NodeNetworkRow};
 use muster_store::nodes::NodeRow;
@@ -185,7 +185,7 @@ impl NetworkReconciler {
         let max_age = if self.nodes_changed { Duration::ZERO } else { NODES_TTL };
         let rows = app.node_cache.get(&app.store, max_age).await?;
         let owner = match app.cluster_changes.recent(MAX_SUMMARY_AGE).filter(|_| !self.nodes_changed) {
-            Some(summary) => summary.lease(NETWORK_NODE_LEASE).and_then(|lease| lease.owner.parse().ok()),
+            Some(summary) => summary.lease(NETWORK_NODE_LEASE).map(Lease::owner_node).transpose()?,
             None => network_owner(app).await?,
         };
         self.nodes_changed = false;

@@ -49,16 +49,16 @@ pub(super) fn run(arguments: &Arguments, listener: TcpListener, signals: &SigSet
     let (created, namespace) = mpsc::channel();
     let (started, daemon) = mpsc::channel();
     let is_online = !arguments.offline && has_uplink();
-    let inside = Inside {
+    let thread = NetworkNamespaceThread {
         serve: arguments.serve.clone(),
         listener,
         socket: socket.clone(),
         is_online,
         signals: *signals,
     };
-    std::thread::Builder::new().name("inside".into()).spawn(move || {
+    std::thread::Builder::new().name("namespace".into()).spawn(move || {
         // The receiver has ended if this fails.
-        let _ = started.send(inside.run(&created));
+        let _ = started.send(thread.run(&created));
     })?;
     // An error is reported by the other channel.
     let _ = namespace.recv();
@@ -173,7 +173,7 @@ fn pasta_error() -> String {
 }
 
 /// What the thread inside the network namespace needs. Processes and threads that it creates are inside as well.
-struct Inside {
+struct NetworkNamespaceThread {
     serve: Vec<std::ffi::OsString>,
     listener: TcpListener,
     socket: PathBuf,
@@ -181,7 +181,7 @@ struct Inside {
     signals: SigSet,
 }
 
-impl Inside {
+impl NetworkNamespaceThread {
     /// Creates the namespace, waits until pasta has configured it, and starts the daemon.
     fn run(self, created: &Sender<()>) -> anyhow::Result<Pid> {
         let none: Option<&str> = None;

@@ -71,11 +71,11 @@ fn missing_capabilities_and_programs_limit_networks() {
 #[test]
 fn emulation_is_a_warning_with_the_fix_for_its_reason() {
     for (reason, fix) in [
-        ("/dev/kvm is missing", Some("modprobe")),
-        ("failed to open /dev/kvm: Permission denied (os error 13)", Some("kvm $USER")),
-        ("a test guest did not run: it timed out", None),
+        (KvmError::NoDevice, Some("modprobe")),
+        (KvmError::PermissionDenied("Permission denied (os error 13)".into()), Some("kvm $USER")),
+        (KvmError::TestGuestFailed("it timed out".into()), None),
     ] {
-        let found = problem(|facts, _| facts.kvm = Some(reason.into()));
+        let found = problem(|facts, _| facts.kvm = Some(reason.clone()));
         assert_eq!((found.state, &*found.name), (CheckState::Warning, "kvm"));
         assert_eq!(found.detail, format!("VMs are emulated, which is slow: {reason}"));
         assert_eq!(found.fix.is_some(), fix.is_some(), "{found:?}");
@@ -93,10 +93,12 @@ fn devices_and_programs_for_guests_are_required() {
     assert_eq!(found.fix.unwrap(), "modprobe tun");
     let found = problem(|facts, _| facts.has_uefi_firmware = false);
     assert_eq!((found.state, &*found.fix.unwrap()), (CheckState::Warning, "apt-get install ovmf"));
-    let (mut facts, images) = (features(), "images cannot be inspected: the program xz is not in /usr/bin");
-    (facts.images, facts.missing_tools) = (Some(images.into()), vec![Tool::Xz]);
-    assert_eq!(facts.limits()[&HostFeature::Images], images);
+    let (mut facts, reason) = (features(), "the program xz is not in /usr/bin");
+    (facts.images, facts.missing_tools) = (Some(ImagesError::Unusable(reason.into())), vec![Tool::Xz]);
+    assert_eq!(facts.limits()[&HostFeature::Images], format!("images cannot be inspected: {reason}"));
     assert_eq!(problems(&facts, &state())[0].fix.as_deref(), Some("apt-get install xz-utils"));
+    let found = problem(|facts, _| facts.images = Some(ImagesError::NoUserNamespaces("EPERM".into())));
+    assert_eq!(found.fix.as_deref(), Some(ALLOW_USER_NAMESPACES));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Disk images, which are untrusted. Our own parser inspects them first, then the host's tools in a sandbox. Errors
 //! contain our own words about an image, never the output of a tool. See docs/decisions/0016 and 0017.
 
+mod error;
 mod format;
 mod qcow2;
 pub(crate) mod qcow2_writer;
@@ -21,6 +22,7 @@ use serde_json::Map;
 
 use crate::command::Commands;
 use crate::files::{ScratchDir, io_error};
+pub(crate) use error::ImagesError;
 use format::{HEADER_SIZE, ImageKind, invalid};
 use tools::{Layers, Tools};
 
@@ -35,7 +37,7 @@ struct ImageLimits {
 #[derive(Debug)]
 pub(crate) struct Images {
     limits: ImageLimits,
-    tools: Result<Tools, String>,
+    tools: Result<Tools, ImagesError>,
     /// Whether images are only inspected by our own parser and not converted.
     simulated: bool,
 }
@@ -70,14 +72,12 @@ impl Images {
     }
 
     /// Returns why this host cannot handle images, if it cannot.
-    pub(crate) fn missing_requirement(&self) -> Option<String> {
-        self.tools.as_ref().err().map(|reason| format!("images cannot be inspected: {reason}"))
+    pub(crate) fn missing_requirement(&self) -> Option<ImagesError> {
+        self.tools.as_ref().err().cloned()
     }
 
     fn tools(&self) -> Result<&Tools> {
-        self.tools
-            .as_ref()
-            .map_err(|reason| Error::Unavailable(format!("images cannot be inspected: {reason}")))
+        self.tools.as_ref().map_err(|error| Error::Unavailable(error.to_string()))
     }
 
     /// Inspects an image and refuses it if it is not safe to use.

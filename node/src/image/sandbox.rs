@@ -29,6 +29,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Uid, User};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::error::ImagesError;
 use crate::command::wait_readable;
 use crate::user_ids;
 
@@ -92,14 +93,16 @@ pub(crate) enum SandboxExit {
 
 impl Sandbox {
     /// Creates a sandbox and probes it, or returns why it does not work on this host.
-    pub(crate) fn find(user: &str) -> Result<Self, String> {
+    pub(super) fn find(user: &str) -> Result<Self, ImagesError> {
         let (uid, gid) = (Uid::effective(), Gid::effective());
-        let switch_user = || -> Result<Self, String> {
+        let switch_user = || -> Result<Self, ImagesError> {
             let found = User::from_name(user)
                 .map_err(|error| format!("failed to look up the user {user} (IMAGE_USER): {error}"))?;
             let found = found.ok_or_else(|| format!("the user {user} (IMAGE_USER) does not exist"))?;
             if found.uid.is_root() || found.gid.as_raw() == 0 {
-                return Err(format!("the user {user} (IMAGE_USER) must not be root or in the group root"));
+                return Err(
+                    format!("the user {user} (IMAGE_USER) must not be root or in the group root").into()
+                );
             }
             Self { identity: Identity::SwitchTo(found.uid, found.gid) }.probed()
         };
@@ -107,7 +110,7 @@ impl Sandbox {
         if user_ids::can_switch() { switch_user() } else { same_user() }
     }
 
-    fn probed(self) -> Result<Self, String> {
+    fn probed(self) -> Result<Self, ImagesError> {
         let null = || File::options().read(true).write(true).open("/dev/null");
         let result = null().and_then(|stdout| {
             self.run(SandboxCommand {
@@ -124,14 +127,16 @@ impl Sandbox {
                 should_continue: &|| true,
             })
         });
-        let requirement = match self.identity {
-            Identity::SwitchTo(..) => "CAP_SYS_ADMIN to create namespaces",
-            Identity::Keep(..) => "root, or unprivileged user namespaces",
-        };
-        match result {
-            Ok(SandboxExit::Code(0)) => Ok(self),
-            Ok(end) => Err(format!("the image sandbox does not work: {end:?}")),
-            Err(error) => Err(format!("the image sandbox needs {requirement}: {error}")),
+        let needs = |requirement: &str, error| format!("the image sandbox needs {requirement}: {error}");
+        match (result, self.identity) {
+            (Ok(SandboxExit::Code(0)), _) => Ok(self),
+            (Ok(end), _) => Err(format!("the image sandbox does not work: {end:?}").into()),
+            (Err(error), Identity::SwitchTo(..)) => {
+                Err(needs("CAP_SYS_ADMIN to create namespaces", error).into())
+            }
+            (Err(error), Identity::Keep(..)) => {
+                Err(ImagesError::NoUserNamespaces(needs("root, or unprivileged user namespaces", error)))
+            }
         }
     }
 

@@ -13,6 +13,7 @@ use muster_types::{Error, Result};
 use serde_json::Value;
 
 use super::ImageJob;
+use super::error::ImagesError;
 use super::format::invalid;
 use super::sandbox::{Sandbox, SandboxCommand, SandboxExit, path_in_sandbox};
 use crate::command::{Commands, Tool};
@@ -113,7 +114,7 @@ struct ToolOutcome {
 }
 
 impl Tools {
-    pub(super) fn find(commands: &Commands, user: &str) -> Result<Self, String> {
+    pub(super) fn find(commands: &Commands, user: &str) -> Result<Self, ImagesError> {
         let find = |tool: Tool| {
             let found = commands.path(tool).and_then(path_in_sandbox);
             found.ok_or_else(|| {
@@ -125,8 +126,8 @@ impl Tools {
     }
 
     /// Returns the tools, which are searched for once for all simulated nodes.
-    pub(super) fn shared(user: &str) -> Result<Self, String> {
-        static TOOLS: OnceLock<Result<Tools, String>> = OnceLock::new();
+    pub(super) fn shared(user: &str) -> Result<Self, ImagesError> {
+        static TOOLS: OnceLock<Result<Tools, ImagesError>> = OnceLock::new();
         TOOLS.get_or_init(|| Self::find(&Commands::find(), user)).clone()
     }
 

@@ -16,14 +16,15 @@ use tokio::sync::{OnceCell, Semaphore};
 use tokio::task::AbortHandle;
 
 use super::console_archive::ConsoleArchive;
+use super::console_log;
 use super::consoles::ConsoleAccess;
 use super::device_models::DeviceModels;
 use super::display_tls::DisplayCertificates;
+use super::kvm::{self, KvmError};
 use super::lifecycle::{KILL_TIMEOUT, Vm};
 use super::process::{self, Process};
 use super::vm_dir::{self, VmDir, file};
 use super::watchdog::{self, WatchdogCommand};
-use super::{console_log, kvm};
 use crate::change_notifier::ChangeNotifier;
 use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
 use crate::console_connections::ConsoleConnectionLog;
@@ -70,7 +71,7 @@ pub(super) struct Hypervisor {
     pub(super) commands: Arc<Commands>,
     pub(super) kvm: bool,
     /// Why guests cannot run under KVM, if so.
-    pub(super) missing_kvm: Option<String>,
+    pub(super) missing_kvm: Option<KvmError>,
     /// Whether each VM can have its own user.
     pub(super) has_vm_users: bool,
     /// The name and the address of the node.

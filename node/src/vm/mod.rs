@@ -64,7 +64,7 @@ pub(crate) use self::console_archive::ConsoleArchive;
 pub(crate) use self::disks::FIRMWARE_DIR;
 use self::hypervisor::{Hypervisor, blocking};
 pub(crate) use self::hypervisor::{NodeAddress, has_self_fencing};
-pub(crate) use self::kvm::probe as probe_kvm;
+pub(crate) use self::kvm::{KvmError, probe as probe_kvm};
 use self::lifecycle::Vm;
 use self::replica_store::ReplicaStore;
 use self::start::StartMode;
@@ -118,8 +118,8 @@ impl LocalVms {
     }
 
     /// Returns why guests cannot run under KVM, if so.
-    pub(crate) fn missing_kvm(&self) -> Option<&str> {
-        self.hypervisor.missing_kvm.as_deref()
+    pub(crate) fn missing_kvm(&self) -> Option<KvmError> {
+        self.hypervisor.missing_kvm.clone()
     }
 
     /// Returns the identity that viewers verify, or `None` if this host cannot run VMs.

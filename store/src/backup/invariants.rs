@@ -9,7 +9,7 @@ use crate::{StoreError, params};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredBlob {
     pub id: BlobId,
-    pub size: i64,
+    pub size: u64,
     pub sha256: String,
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value as JsonValue;
 
 use super::RestoredStore;
 use crate::row::Read as _;
-use crate::{StoreError, Tx, params, to_json, transaction};
+use crate::{Json, StoreError, Tx, params, to_json, transaction};
 
 /// The reason of everything that a restoration ends.
 const RESTORED: &str = "the cluster was restored from a backup";
@@ -37,15 +37,13 @@ pub async fn restart(restored: &RestoredStore) -> Result<Vec<String>, StoreError
 /// Renames the nodes, so that hosts can join under their former names, and fences them. They are lost until an operator
 /// evacuates or deletes them: without their fencing leases nothing assumes that their VMs have stopped.
 async fn lose_nodes(tx: &mut Tx) -> Result<Vec<String>, StoreError> {
-    let rows: Vec<(NodeId, String, String, String)> =
+    let rows: Vec<(NodeId, String, String, Json<JsonValue>)> =
         tx.fetch("SELECT uuid, name, state, report FROM nodes ORDER BY name", &[]).await?;
     let mut names: HashSet<String> = rows.iter().map(|(_, name, ..)| name.clone()).collect();
     let mut lost = Vec::new();
-    for (id, name, state, report) in rows {
+    for (id, name, state, Json(mut report)) in rows {
         let new_name = lost_name(&name, &names);
         names.insert(new_name.clone());
-        let mut report: JsonValue = serde_json::from_str(&report)
-            .map_err(|error| StoreError::Internal(format!("table nodes, report of {id}: {error}")))?;
         if let Some(fields) = report.as_object_mut() {
             for name in ["fencing_lease", "instance_fencing_lease", "api_url", "node_address"] {
                 fields.remove(name);

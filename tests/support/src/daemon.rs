@@ -1,6 +1,6 @@
 //! Real daemons in their own processes.
 
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -141,6 +141,7 @@ impl DaemonSetup {
             log,
             database_url: self.database_url(),
             is_killed: AtomicBool::new(false),
+            is_exit_expected: AtomicBool::new(false),
             allows_unfinished_operations: AtomicBool::new(false),
         };
         daemon.wait_ready(self.port);
@@ -169,8 +170,8 @@ pub fn daemon_program() -> String {
 /// The maximum time to wait for operations and processes to end before they are leaks.
 const LEAK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A running daemon. Dropping it stops it, and fails the test when it leaves unfinished operations, processes or job
-/// directories.
+/// A running daemon. Dropping it stops it, and fails the test when it has exited by itself, exits with an error, or leaves
+/// unfinished operations, processes or job directories.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
@@ -179,6 +180,8 @@ pub struct Daemon {
     log: PathBuf,
     database_url: String,
     is_killed: AtomicBool,
+    /// Whether the test has asked it to exit, or waited for its exit.
+    is_exit_expected: AtomicBool,
     allows_unfinished_operations: AtomicBool,
 }
 
@@ -237,6 +240,7 @@ impl Daemon {
     /// # Panics
     /// When it does not.
     pub fn wait_for_exit(&mut self) -> ExitStatus {
+        self.is_exit_expected.store(true, Ordering::Relaxed);
         let started = Instant::now();
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -271,7 +275,10 @@ impl Daemon {
                 unfinished_operations(&self.database_url)
             })?;
         }
-        self.terminate()?;
+        let status = self.terminate()?;
+        if !status.success() {
+            return Err(format!("the daemon stopped with {status}: {}", self.log()));
+        }
         wait_until_none("a stopped daemon leaves", || job_directories(&self.data))
     }
 
@@ -279,6 +286,9 @@ impl Daemon {
     pub fn signal(&self, signal: Signal) {
         if signal == Signal::SIGKILL {
             self.is_killed.store(true, Ordering::Relaxed);
+        }
+        if !matches!(signal, Signal::SIGSTOP | Signal::SIGCONT) {
+            self.is_exit_expected.store(true, Ordering::Relaxed);
         }
         if let Ok(pid) = i32::try_from(self.child.id()) {
             let _ = kill(Pid::from_raw(pid), signal);
@@ -363,9 +373,15 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let has_exited = !matches!(self.child.try_wait(), Ok(None));
-        let is_checked = !has_exited && !self.is_killed.load(Ordering::Relaxed) && !std::thread::panicking();
-        let result = if is_checked { self.finish() } else { Ok(()) };
+        let result = match self.child.try_wait() {
+            _ if std::thread::panicking() || self.is_killed.load(Ordering::Relaxed) => Ok(()),
+            Ok(None) => self.finish(),
+            Ok(Some(_)) if self.is_exit_expected.load(Ordering::Relaxed) => Ok(()),
+            // Tests also kill all processes of a host.
+            Ok(Some(status)) if status.signal() == Some(Signal::SIGKILL as i32) => Ok(()),
+            Ok(Some(status)) => Err(format!("the daemon exited by itself with {status}: {}", self.log())),
+            Err(error) => Err(format!("failed to query the daemon: {error}")),
+        };
         let _ = self.child.kill();
         let _ = self.child.wait();
         if let Err(problem) = result {

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::manifest::Identity;
-use super::ownership::Set;
+use super::ownership::ObjectSet;
 use super::plan::{Action, Plan, Step};
 use super::schema::Kind;
 use crate::commands::session::Session;
@@ -42,7 +42,7 @@ struct Task {
 /// What the tasks of a run share.
 pub(super) struct Run<'a> {
     pub(super) session: &'a Session,
-    pub(super) set: &'a Set,
+    pub(super) set: &'a ObjectSet,
     /// `None` does not wait for objects that no other one needs.
     pub(super) timer: Option<PollTimer>,
     /// The ids of objects by identity, for references to them.
@@ -75,7 +75,7 @@ impl Run<'_> {
 /// Executes a plan. Returns an error if something failed; everything that does not depend on it is done nevertheless.
 pub(super) async fn execute(
     session: &Session,
-    set: &Set,
+    set: &ObjectSet,
     plan: &Plan,
     timer: Option<PollTimer>,
 ) -> anyhow::Result<()> {

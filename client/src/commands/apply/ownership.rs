@@ -14,7 +14,7 @@ const ENTRY_FIELDS: [&str; 5] = ["dns", "metadata", "quotas", "reserved", "trust
 
 /// A set of objects: those of the files that are applied together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Set {
+pub(super) struct ObjectSet {
     /// The namespace that applies the set. Sets of other namespaces may have the same name.
     pub(super) owner: String,
     pub(super) name: String,
@@ -40,7 +40,7 @@ impl Mark {
     }
 
     /// Returns the mark of an object without entries.
-    pub(super) fn new(set: &Set, created: bool) -> Self {
+    pub(super) fn new(set: &ObjectSet, created: bool) -> Self {
         Self { owner: set.owner.clone(), set: set.name.clone(), created, entries: BTreeMap::new() }
     }
 
@@ -61,7 +61,7 @@ impl Mark {
         self
     }
 
-    pub(super) fn is_of(&self, set: &Set) -> bool {
+    pub(super) fn is_of(&self, set: &ObjectSet) -> bool {
         self.owner == set.owner && self.set == set.name
     }
 

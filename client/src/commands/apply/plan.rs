@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::compare::{Difference, differences};
 use super::manifest::{Declared, Identity};
 use super::observed::{Cluster, Condition, Observed};
-use super::ownership::{MARK, Mark, Set};
+use super::ownership::{MARK, Mark, ObjectSet};
 use super::schema::Kind;
 use crate::api::{Client, ListQuery};
 use crate::output::{Table, compact, escape_control, or_dash};
@@ -95,7 +95,7 @@ pub(super) struct Plan {
 pub(super) struct Planner<'a> {
     pub(super) client: &'a Client,
     pub(super) cluster: &'a Cluster,
-    pub(super) set: &'a Set,
+    pub(super) set: &'a ObjectSet,
     pub(super) replace: bool,
     pub(super) prune: bool,
 }
@@ -349,7 +349,7 @@ impl Plan {
     }
 
     /// Returns the plan for programs.
-    pub(super) fn json(&self, set: &Set) -> Value {
+    pub(super) fn json(&self, set: &ObjectSet) -> Value {
         let steps = self.steps.iter().map(|step| {
             let differences = step.differences.iter().map(|difference| {
                 json!({ "field": difference.field, "from": difference.from, "to": difference.to })
@@ -378,7 +378,7 @@ impl Plan {
 
 impl Step {
     /// Returns the mark that the object has after the step.
-    pub(super) fn final_mark(&self, set: &Set) -> Option<Mark> {
+    pub(super) fn final_mark(&self, set: &ObjectSet) -> Option<Mark> {
         let declared = self.declared.as_ref()?;
         let mark = match (self.action, &self.observed) {
             (Action::Update | Action::Wait | Action::Unchanged, Some(object)) => object.mark.clone()?,

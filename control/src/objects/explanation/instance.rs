@@ -60,7 +60,7 @@ fn state(record: &InstanceRecord) -> String {
 fn since(record: &InstanceRecord, events: &[EventRecord]) -> Option<f64> {
     match record.state {
         InstanceState::Created if record.power_state_since.is_some() => record.power_state_since,
-        state => last(events, &EventMessage::InstanceState(state).to_string()).map(|event| event.timestamp),
+        state => last(events, &EventMessage::InstanceState(state)).map(|event| event.timestamp),
     }
 }
 
@@ -68,7 +68,7 @@ fn why(record: &InstanceRecord, events: &[EventRecord]) -> String {
     let on = record.node.as_ref().map_or_else(String::new, |node| format!(" on {node}"));
     match record.state {
         InstanceState::Created => {
-            let change = last(events, &EventMessage::PowerState(record.power_state).to_string());
+            let change = last(events, &EventMessage::PowerState(record.power_state));
             let because = change.and_then(reason).map_or_else(String::new, |reason| format!(": {reason}"));
             let text = match record.power_state {
                 PowerState::On => format!("it runs{on}"),
@@ -157,8 +157,7 @@ fn failure_advice(
     if let Some((stage, transient)) = placement.refusal.filter(|_| record.node.is_none()) {
         return Some(NextStep::text(stage.advice(transient)));
     }
-    let preflight_failed =
-        last(events, &EventMessage::InstanceState(InstanceState::PreflightError).to_string());
+    let preflight_failed = last(events, &EventMessage::InstanceState(InstanceState::PreflightError));
     preflight_failed?;
     let lacks_image =
         record.disk_spec.iter().any(|disk| disk.spec.base.is_some() && disk.blob_uuid.is_none());

@@ -7,6 +7,7 @@ mod placement;
 
 use muster_store::operations::OperationRow;
 use muster_types::event::EventRecord;
+use muster_types::event_message::EventMessage;
 use muster_types::explanation::AwaitedObject;
 use muster_types::object::ObjectType;
 use muster_types::operation::{OperationRecord, OperationState};
@@ -24,8 +25,9 @@ const MAX_EVENTS: i64 = 200;
 const REASON_FIELDS: [&str; 3] = ["reason", "error", "error_message"];
 
 /// Returns the latest event with a message.
-fn last<'a>(events: &'a [EventRecord], message: &str) -> Option<&'a EventRecord> {
-    events.iter().find(|event| event.message == message)
+fn last<'a>(events: &'a [EventRecord], message: &EventMessage) -> Option<&'a EventRecord> {
+    let text = message.to_string();
+    events.iter().find(|event| event.message == text)
 }
 
 /// Returns the reason that an event gives.

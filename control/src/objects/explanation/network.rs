@@ -1,6 +1,7 @@
 //! Why a network is in its state.
 
 use muster_types::Result;
+use muster_types::event_message::EventMessage;
 use muster_types::explanation::{AwaitedObject, Explanation, NextStep};
 use muster_types::network::NetworkState;
 use muster_types::object::ObjectType;
@@ -20,7 +21,7 @@ pub async fn explain_network(app: &App, caller: &Caller, reference: &str) -> Res
         explanations::of_network(&*app.store, row.id, MAX_EVENTS).await?;
     let behind = nodes_behind(&row, nodes);
     let mut waits_for: Vec<AwaitedObject> = operations.into_iter().map(awaited).collect();
-    let failure = behind.iter().find(|node| node.state == FAILED).map(|node| node.text.clone());
+    let failure = behind.iter().find(|node| node.has_failed).map(|node| node.awaited.text.clone());
     let why = match row.state {
         NetworkState::Initial => "it is being set up on the network node".to_owned(),
         NetworkState::Created if failure.is_some() => {
@@ -37,7 +38,7 @@ pub async fn explain_network(app: &App, caller: &Caller, reference: &str) -> Res
         NetworkState::DeleteWait => "it is deleted as soon as it has no interfaces".to_owned(),
         NetworkState::Deleted => "it was deleted".to_owned(),
     };
-    waits_for.extend(behind);
+    waits_for.extend(behind.into_iter().map(|node| node.awaited));
     let next = match row.state {
         NetworkState::Error => {
             vec![NextStep::command("delete it", format!("muster network delete {}", row.id))]
@@ -53,7 +54,7 @@ pub async fn explain_network(app: &App, caller: &Caller, reference: &str) -> Res
         uuid: row.id.to_string(),
         name: Some(row.name.clone()),
         state: row.state.to_string(),
-        since: last(&events, &format!("state is now {}", row.state)).map(|event| event.timestamp),
+        since: last(&events, &EventMessage::NetworkState(row.state)).map(|event| event.timestamp),
         why,
         waits_for,
         next,
@@ -61,19 +62,25 @@ pub async fn explain_network(app: &App, caller: &Caller, reference: &str) -> Res
     })
 }
 
-/// The state of a node that failed to apply a network.
-const FAILED: &str = "failed";
+/// A node that has not applied the newest change of a network.
+struct NodeBehind {
+    awaited: AwaitedObject,
+    /// Whether it has tried.
+    has_failed: bool,
+}
 
 /// Returns the nodes that have not applied the newest change of a network.
-fn nodes_behind(row: &NetworkRow, nodes: Vec<NetworkOnNode>) -> Vec<AwaitedObject> {
+fn nodes_behind(row: &NetworkRow, nodes: Vec<NetworkOnNode>) -> Vec<NodeBehind> {
     let is_behind = |applied: &NodeNetworkRow| applied.error.is_some() || applied.generation < row.generation;
     let behind = nodes.into_iter().filter(|(applied, ..)| is_behind(applied));
     let describe = |(applied, name, node_state): NetworkOnNode| {
+        let has_failed = applied.error.is_some();
         let (state, text) = match applied.error {
-            Some(error) => (FAILED.to_owned(), format!("node {name} failed to apply it: {error}")),
+            Some(error) => ("failed".to_owned(), format!("node {name} failed to apply it: {error}")),
             None => (node_state.to_string(), format!("node {name} is applying it")),
         };
-        AwaitedObject { object_type: ObjectType::Node.to_string(), uuid: name, state, text }
+        let awaited = AwaitedObject { object_type: ObjectType::Node.to_string(), uuid: name, state, text };
+        NodeBehind { awaited, has_failed }
     };
     behind.map(describe).collect()
 }

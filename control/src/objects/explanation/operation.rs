@@ -61,7 +61,7 @@ fn why(record: &OperationRecord, events: &[EventRecord], has_parents: bool) -> S
     match record.state {
         OperationState::Queued if has_parents => format!("{work}: it waits for other operations"),
         OperationState::Queued => {
-            let retried = EventMessage::OperationState(OperationState::Queued).to_string();
+            let retried = EventMessage::OperationState(OperationState::Queued);
             match last(events, &retried).and_then(reason) {
                 Some(reason) => format!("{work}: the last attempt failed and will be repeated: {reason}"),
                 None => format!("{work}: it waits for a worker"),

@@ -4,7 +4,7 @@ use std::future::Future;
 
 use muster_store::instances::InstanceRow;
 use muster_store::operations::{self, OperationRow};
-use muster_store::transaction;
+use muster_store::{dry_run, transaction};
 use muster_types::ids::InstanceId;
 use muster_types::operation::OperationState;
 use muster_types::{Error, Result};
@@ -17,8 +17,6 @@ use crate::queue::{MigrateInstance, Operation as _};
 
 /// The maximum number of migrations at the same time.
 const MAX_MIGRATIONS: usize = 2;
-/// Rolls the transaction of a forecast back.
-const FORECAST: &str = "a forecast changes nothing";
 
 /// Forecasts migrations one after the other: the real allocation of each, rolled back. Returns where each instance goes, or which
 /// nodes have no capacity.
@@ -26,19 +24,16 @@ pub(crate) async fn forecast(
     app: &App,
     planned: &[(&InstanceRow, &MigrationPlan)],
 ) -> Result<Vec<Result<Allocation, RefusedNodes>>> {
-    let mut forecasts = Vec::new();
-    let rolled_back: Result<()> = transaction!(app.store, |tx| {
-        forecasts.clear();
-        for (row, plan) in planned {
-            forecasts.push(plan.forecast_in(app, tx, row).await?);
-        }
-        Err(Error::Conflict(FORECAST.into()).into())
-    });
-    match rolled_back {
-        Err(Error::Conflict(reason)) if reason == FORECAST => Ok(forecasts),
-        Err(error) => Err(error),
-        Ok(()) => Err(Error::Internal("a forecast was committed".into())),
-    }
+    let forecasts = async {
+        transaction!(app.store, |tx| {
+            let mut forecasts = Vec::new();
+            for (row, plan) in planned {
+                forecasts.push(plan.forecast_in(app, tx, row).await?);
+            }
+            Ok(forecasts)
+        })
+    };
+    dry_run(forecasts).await
 }
 
 /// Returns whether an instance can be migrated later.

@@ -54,9 +54,10 @@ impl NetworkFacts {
         }
         let mut routed: HashMap<NetworkId, Vec<Ipv4Addr>> = HashMap::new();
         for (address, user) in addresses::of_kind(db, FLOATING_NETWORK_ID, AddressType::Routed).await? {
-            if let Ok(network) = user.parse() {
-                routed.entry(network).or_default().push(address);
-            }
+            let network = user.parse().map_err(|_| {
+                StoreError::Internal(format!("the routed address {address} has the user {user:?}"))
+            })?;
+            routed.entry(network).or_default().push(address);
         }
         Ok(Self { networks, interfaces, migration_targets, names, routed, floats })
     }
