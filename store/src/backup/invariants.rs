@@ -91,5 +91,10 @@ pub async fn has_blob(mut db: impl Read, id: BlobId) -> Result<bool, StoreError>
 pub async fn blobs(mut db: impl Read) -> Result<Vec<StoredBlob>, StoreError> {
     let sql = "SELECT uuid, size, sha256 FROM blobs WHERE state = 'created' ORDER BY uuid";
     let rows: Vec<(BlobId, i64, String)> = db.fetch(sql, &[]).await?;
-    Ok(rows.into_iter().map(|(id, size, sha256)| StoredBlob { id, size, sha256 }).collect())
+    let blob = |(id, size, sha256): (BlobId, i64, String)| {
+        let size = u64::try_from(size)
+            .map_err(|_| StoreError::Internal(format!("table blobs, size of {id}: {size} is negative")))?;
+        Ok(StoredBlob { id, size, sha256 })
+    };
+    rows.into_iter().map(blob).collect()
 }
