@@ -8,7 +8,7 @@ AGENT_TARGET   = x86_64-unknown-linux-gnu
 DATA_DIR      ?=
 LISTEN        ?=
 
-.PHONY: build quick agent deb-agent image run test test-faults test-upgrade check bench bench-scale fuzz packages-run packages-test packages-image
+.PHONY: build quick agent deb-agent image run test test-faults test-upgrade check site bench bench-scale fuzz packages-run packages-test packages-image
 .DEFAULT_GOAL := build
 
 build: packages-run           ## target/release/muster
@@ -43,6 +43,9 @@ test-upgrade: packages-test image  ## a rolling upgrade of three hosts from the 
 check: packages-run           ## formatting and lints
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+site: packages-run            ## target/site, the documentation as a web site
+	cargo run --locked -p muster -- docs --output target/site
 
 bench: packages-test image    ## speed and memory, as one table
 	cargo build --release --locked -p muster -p muster-bench

@@ -156,3 +156,6 @@ impl IntoResponse for ApiError {
 pub(crate) fn panicked() -> Response {
     ApiError(Error::Internal("a handler panicked".into())).into_response()
 }
+
+#[cfg(test)]
+mod tests;

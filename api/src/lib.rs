@@ -41,9 +41,10 @@ use muster_control::app::App;
 pub use request::Service;
 use routes::{
     admin, agent_operations, agent_program, agent_terminal, artifacts, blobs, claims, console_tickets, docs,
-    event_streams, exchanges, explanations, health, instance_console, instance_fencing, instance_migration,
-    instance_power, instances, interfaces, invitations, issuers, keys, labels, login, namespaces, networks,
-    node_drain, nodes, operations, quotas, rebalance, root, rules, sessions, trusts, ui, uploads, webhooks,
+    documentation, event_streams, exchanges, explanations, health, instance_console, instance_fencing,
+    instance_migration, instance_power, instances, interfaces, invitations, issuers, keys, labels, login,
+    namespaces, networks, node_drain, nodes, operations, quotas, rebalance, root, rules, sessions, trusts,
+    ui, uploads, webhooks,
 };
 pub use server::{Listener, Tls, serve};
 use table::{RouteTable, handlers};
@@ -60,6 +61,8 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Public, "", handlers!(docs::document));
     table.add(Public, "", handlers!(docs::page));
     table.add(Public, "", handlers!(docs::file));
+    table.add(Public, "", handlers!(documentation::index));
+    table.add(Public, "", handlers!(documentation::file));
     table.add(Public, "", handlers!(ui::page));
     table.add(Public, "", handlers!(ui::file));
     table.add(Public, "", handlers!(agent_program::install));

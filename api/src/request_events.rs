@@ -135,6 +135,8 @@ impl RequestEvents {
         let path = self.uri.path();
         UNRECORDED_PATHS.contains(&path)
             || path.starts_with("/apidocs")
+            || path == "/docs"
+            || path.starts_with("/docs/")
             || path == "/ui"
             || path.starts_with("/ui/")
     }

@@ -3,6 +3,7 @@
 mod backup;
 mod config;
 mod database;
+mod docs;
 mod doctor;
 mod down;
 mod forward;
@@ -10,6 +11,8 @@ mod logging;
 mod memory;
 mod metrics;
 mod node_port;
+#[cfg(test)]
+mod reference;
 mod rootless;
 mod running;
 mod serve;
@@ -52,6 +55,8 @@ enum Command {
     Serve(serve::Arguments),
     /// Check whether this host can run a node, and print what fixes it
     Doctor(doctor::Arguments),
+    /// Write the documentation as a web site
+    Docs(docs::Arguments),
     /// Show all settings with their values and sources
     Config(config::Arguments),
     /// Maintain the database
@@ -154,6 +159,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Command::Doctor(arguments) => {
                 return doctor::run(arguments, cli.options.format() == muster_client::Format::Json).await;
             }
+            Command::Docs(arguments) => docs::run(&arguments)?,
             Command::Serve(arguments) => serve::run(arguments).await?,
             Command::Db(command) => database::run(command).await?,
             Command::Backup(command) => {

@@ -247,6 +247,7 @@ async fn every_route_returns_expected_status_per_caller() {
             .replace("{algorithm}", "sha512")
             .replace("{hash}", "00")
             .replace("{*path}", "alpha/lab")
+            .replace("/docs/{*file}", "/docs/style.css")
             .replace("{*file}", "main.js")
             .replace("{file}", "swagger-ui.css");
         let mut actual = [0; 7];

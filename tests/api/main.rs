@@ -12,6 +12,7 @@ mod cluster_upgrade;
 mod compression;
 mod conditional;
 mod console_tickets;
+mod documentation;
 mod drain;
 mod dry_run;
 mod evacuation_races;

@@ -21,6 +21,7 @@ mod idle;
 mod images;
 mod instances;
 mod kill;
+mod migration_guide;
 mod monitoring;
 mod multi_node;
 mod readme;

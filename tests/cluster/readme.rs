@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use muster_test_cluster::{SYSTEM_KEY, enter_vm_namespaces, qemu_processes, single_vm_host};
+use muster_testing::shell_commands;
 use serde_json::json;
 
 use crate::released_client::installed;
@@ -31,26 +32,11 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns the lines of the shell blocks in a Markdown document, without skipped commands.
+/// Returns the commands of a document, without skipped ones.
 fn commands(document: &str) -> Vec<&str> {
-    let mut inside = false;
-    let mut found = vec![];
-    for line in document.lines() {
-        match line {
-            "```sh" => inside = true,
-            "```" => inside = false,
-            _ if inside && !SKIPPED.iter().any(|word| line.starts_with(word)) => found.push(line),
-            _ => {}
-        }
-    }
-    found
-}
-
-#[test]
-fn extracts_commands_of_shell_blocks() {
-    let document =
-        "text\n```sh\nmake run\nmuster a\n```\nmuster b\n```json\n{}\n```\n```sh\nmuster c # d\n```\n";
-    assert_eq!(commands(document), ["muster a", "muster c # d"]);
+    let mut lines = shell_commands(document);
+    lines.retain(|line| !SKIPPED.iter().any(|word| line.starts_with(word)));
+    lines
 }
 
 #[test]

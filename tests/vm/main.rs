@@ -20,6 +20,7 @@ mod replicas;
 mod rootless;
 mod screenshot;
 mod shared_storage;
+mod tutorial;
 mod upgrade;
 
 use std::time::Duration;

@@ -100,7 +100,12 @@ impl RootlessHost {
         serde_json::from_str(&self.muster(&format!("--json {arguments}"))).unwrap()
     }
 
-    fn log(&self) -> String {
+    /// Runs a program as the user on the host.
+    pub(crate) fn run(&self, program: &str) -> Output {
+        self.host.try_sh(&self.as_user(program))
+    }
+
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.path("home/.local/share/muster/muster.log")).unwrap_or_default()
     }
 

@@ -9,6 +9,7 @@ pub(crate) mod blobs;
 pub(crate) mod claims;
 pub(crate) mod console_tickets;
 pub(crate) mod docs;
+pub(crate) mod documentation;
 pub(crate) mod event_streams;
 mod events;
 pub(crate) mod exchanges;

@@ -119,7 +119,7 @@ fn capabilities(app: &App) -> Response {
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Muster</title></head><body>\n\
              <h1>Muster {}</h1>\n<p>A private cloud in one program. The API is described at \
              <a href=\"apidocs/\">apidocs</a> and, for programs, in <a href=\"openapi.json\">openapi.json</a>. The web UI is \
-             at <a href=\"ui/\">ui</a>.</p>\n\
+             at <a href=\"ui/\">ui</a>, the documentation at <a href=\"docs/\">docs</a>.</p>\n\
              <p>Machine searchable API capabilities:</p>\n<ul>\n{list}</ul>\n</body></html>\n",
             env!("CARGO_PKG_VERSION")
         ),

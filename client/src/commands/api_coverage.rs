@@ -120,6 +120,8 @@ const OPERATIONS: &[(&str, User)] = &[
     ("GET /clusteroperations/{operation_type}/{operation_uuid}/explain", Command("operation why")),
     ("GET /clusteroperations/{operation_uuid}/chain", Command("operation chain")),
     ("GET /events/stream", Command("events")),
+    ("GET /docs", Program(BROWSER)),
+    ("GET /docs/{file}", Program(BROWSER)),
     ("GET /healthz", Program(PROBE)),
     ("GET /instances", Command("instance list")),
     ("POST /instances", Command("instance create")),

@@ -118,6 +118,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &["muster db copy --from sqlite:/var/lib/muster/muster.db --to mysql://user:password@host/name"],
     ),
     ("db recover-key", &["muster db recover-key --data-dir /var/lib/muster"]),
+    ("docs", &["muster docs --output /srv/www/muster"]),
     ("doctor", &["muster doctor", "muster doctor --data-dir /srv/muster -o json"]),
     ("down", &["muster down", "muster down --guests"]),
     ("events", &["muster events --follow", "muster events instance web --limit 20"]),
@@ -415,7 +416,7 @@ mod tests {
     use super::*;
 
     /// The commands of the executable, which are not defined in this crate.
-    const OTHER_COMMANDS: [&str; 14] = [
+    const OTHER_COMMANDS: [&str; 15] = [
         "backup create",
         "backup create-key",
         "backup drill",
@@ -424,6 +425,7 @@ mod tests {
         "config",
         "db copy",
         "db recover-key",
+        "docs",
         "doctor",
         "down",
         "forward",

@@ -12,6 +12,8 @@ pub(super) const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     ("GET", "/apidocs", "", [200, 200, 200, 200, 200, 200, 200]),
     ("GET", "/apidocs/{file}", "", [200, 200, 200, 200, 200, 200, 200]),
     // The page has a slash at the end of its path, which requests of this table have not.
+    ("GET", "/docs", "", [303, 303, 303, 303, 303, 303, 303]),
+    ("GET", "/docs/{*file}", "", [200, 200, 200, 200, 200, 200, 200]),
     ("GET", "/ui", "", [303, 303, 303, 303, 303, 303, 303]),
     ("GET", "/ui/{*file}", "", [200, 200, 200, 200, 200, 200, 200]),
     // These requests have no Host header.

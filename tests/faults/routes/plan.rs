@@ -130,6 +130,7 @@ impl Objects<'_> {
         let is_deletion = operation.method == Method::DELETE;
         let is_at = |end: &str| operation.path.ends_with(end);
         match parameter {
+            "file" if operation.path.starts_with("/docs/") => Ok("style.css".into()),
             "file" if operation.path.starts_with("/ui/") => Ok("main.js".into()),
             "file" => Ok("swagger-ui.css".into()),
             "algorithm" => Ok("sha512".into()),

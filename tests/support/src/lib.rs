@@ -2,7 +2,9 @@
 //! ends.
 
 mod arp;
+mod committed;
 mod daemon;
+mod documents;
 mod galera;
 pub mod issuer;
 mod leaks;
@@ -14,7 +16,9 @@ mod requirements;
 pub mod web_server;
 
 pub use arp::{ArpAnswer, ArpObserver, Mac, mac_address};
+pub use committed::assert_committed;
 pub use daemon::{Daemon, DaemonSetup, daemon_program};
+pub use documents::shell_commands;
 pub use galera::Galera;
 pub use issuer::Issuer;
 pub use leaks::job_directories;

@@ -155,6 +155,9 @@ export function Shell({ session, signedOut }) {
             <kbd>Ctrl K</kbd>
           </button>
           <div class="who">
+            <a href="../docs/" target="_blank">Documentation</a>
+          </div>
+          <div class="who">
             <span class="name" title="Namespace of this session">${session.namespace}</span>
             <${Live} />
           </div>
