@@ -233,22 +233,28 @@ fn text_of_tests(path: &Path) -> String {
     entries.collect()
 }
 
-/// Checks that the tests of the tables of a page exist: paths, each followed by the names of tests in it.
-fn check_tests(page: &str, is_table: impl Fn(&[String]) -> bool) -> usize {
+/// Checks that the tests in the last column of the tables of a page exist: paths, each followed by the names of tests in it.
+/// Returns the number of rows with a test and without one.
+fn check_tests(page: &str) -> (usize, usize) {
     let markdown = &SOURCES.page(page).unwrap_or_else(|| panic!("{page} does not exist")).markdown;
-    let mut checked = 0;
-    for row in code_in_last_columns(markdown).iter().filter(|row| is_table(row)) {
+    let (mut with_test, mut without) = (0, 0);
+    for row in code_in_last_columns(markdown) {
+        let is_test =
+            |word: &String| word.contains("tests") || word.ends_with('/') || word.starts_with("make ");
+        if !row.first().is_some_and(is_test) && !row.iter().any(|word| word.ends_with(".rs")) {
+            without += 1;
+            continue;
+        }
+        with_test += 1;
         let mut text = None;
         for word in row {
             if let Some(target) = word.strip_prefix("make ") {
                 let makefile = std::fs::read_to_string(repository().join("Makefile")).unwrap();
                 assert!(makefile.contains(&format!("\n{target}:")), "{page}: the Makefile has no {target}");
-                checked += 1;
             } else if word.contains('/') {
-                let path = repository().join(word);
+                let path = repository().join(&word);
                 assert!(path.exists(), "{page}: {word} does not exist");
                 text = Some(text_of_tests(&path));
-                checked += 1;
             } else {
                 let text = text.as_ref().unwrap_or_else(|| panic!("{page}: {word} follows no path"));
                 let name = word.trim_end_matches('…');
@@ -257,15 +263,32 @@ fn check_tests(page: &str, is_table: impl Fn(&[String]) -> bool) -> usize {
                         .iter()
                         .any(|mark| text.contains(mark));
                 assert!(is_test, "{page}: there is no test {word}");
-                checked += 1;
             }
         }
     }
-    checked
+    (with_test, without)
 }
 
 #[test]
 fn tests_that_promises_name_exist() {
-    let is_promise = |row: &[String]| row.iter().any(|word| word.contains("tests") || word == "store/");
-    assert!(check_tests("docs/promises.md", is_promise) > 50);
+    // The faults of the invariants and the settings of measurements are tables, too.
+    let (with_test, without) = check_tests("docs/promises.md");
+    assert!(with_test > 40, "{with_test} rows with a test, {without} without one");
+}
+
+#[test]
+fn every_promise_names_a_test() {
+    let markdown = &SOURCES.page("docs/promises.md").unwrap().markdown;
+    let table = markdown.split("\n## ").next().unwrap();
+    for row in table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| fault |")) {
+        let test = row.trim_end_matches('|').rsplit(" | ").next().unwrap();
+        let names_a_test = ["tests", "store/", "`make "].iter().any(|part| test.contains(part));
+        assert!(names_a_test, "this promise names no test: {row}");
+    }
+}
+
+#[test]
+fn every_threat_names_tests_that_exist() {
+    let (with_test, without) = check_tests("docs/security.md");
+    assert!(with_test > 25 && without == 0, "{with_test} rows with a test, {without} without one");
 }
