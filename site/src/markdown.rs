@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use pulldown_cmark::{CowStr, Event, HeadingLevel, Options, Parser, Tag, TagEnd, html};
 
-use crate::sources::{PageSource, Sources};
+use crate::sources::{PageSource, Sources, title_of};
 
 /// A rendered page.
 #[derive(Debug)]
@@ -44,12 +44,6 @@ pub(crate) enum Target {
     Site { output: String, anchor: String },
     /// A file of the repository that is not on the site, by its path in the repository.
     Repository(String),
-}
-
-/// Returns the text of the first heading.
-pub(crate) fn title_of(markdown: &str) -> String {
-    let title = markdown.lines().find_map(|line| line.strip_prefix("# ")).unwrap_or_default();
-    title.replace('`', "")
 }
 
 pub(crate) fn parse(markdown: &str) -> impl Iterator<Item = Event<'_>> {

@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use crate::markdown::title_of;
-
 /// The path in the repository and the content of every page and image.
 static FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/files.rs"));
 
@@ -102,4 +100,10 @@ fn list_of_decisions(pages: &[PageSource]) -> PageSource {
         }
     }
     PageSource { path: format!("{DECISIONS}/index.md"), output: "decisions/index.html".into(), markdown }
+}
+
+/// Returns the text of the first heading.
+pub(crate) fn title_of(markdown: &str) -> String {
+    let title = markdown.lines().find_map(|line| line.strip_prefix("# ")).unwrap_or_default();
+    title.replace('`', "")
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{NOTICE, cell, code};
+use super::text::{NOTICE, cell, code};
 
 /// The document, which a test compares with the served one.
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");

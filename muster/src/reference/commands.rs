@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, Command, CommandFactory as _};
 
-use super::{NOTICE, cell, code};
+use super::text::{NOTICE, cell, code};
 use crate::Cli;
 
 pub(super) fn page() -> String {

@@ -6,7 +6,7 @@ use std::path::Path;
 use muster_types::event::EventType;
 use muster_types::settings::Settings;
 
-use super::{NOTICE, cell};
+use super::text::{NOTICE, cell};
 
 pub(super) fn page() -> String {
     let settings = Settings::new(&BTreeMap::new(), &BTreeMap::new()).unwrap();

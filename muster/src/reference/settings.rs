@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use muster_types::settings::Settings;
 
-use super::{NOTICE, cell, code};
+use super::text::{NOTICE, cell, code};
 
 pub(super) fn page() -> String {
     let settings = Settings::new(&BTreeMap::new(), &BTreeMap::new()).unwrap();
