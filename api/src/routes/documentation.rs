@@ -8,7 +8,7 @@ use axum::extract::Path;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 
-use crate::request::Incoming;
+use crate::incoming::Incoming;
 use crate::response::{content, see_other};
 use crate::static_file::StaticFile;
 
