@@ -156,6 +156,3 @@ impl IntoResponse for ApiError {
 pub(crate) fn panicked() -> Response {
     ApiError(Error::Internal("a handler panicked".into())).into_response()
 }
-
-#[cfg(test)]
-mod tests;
