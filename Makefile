@@ -10,7 +10,7 @@ PROFILE       ?= dist
 DATA_DIR      ?=
 LISTEN        ?=
 
-.PHONY: build quick agent deb-agent image run demo test test-faults test-upgrade check bench bench-scale fuzz packages-run packages-test packages-image site
+.PHONY: build quick agent deb deb-agent image run demo test test-faults test-upgrade test-packages check bench bench-scale fuzz packages-run packages-test packages-image packages-nspawn site
 .DEFAULT_GOAL := build
 
 build: packages-run           ## target/release/muster

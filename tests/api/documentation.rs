@@ -32,8 +32,10 @@ async fn serves_pages_images_and_styles_without_a_token() {
         assert!(!body.is_empty(), "{path}");
         let (again, body) = get(&cluster, path, ("if-none-match", header("etag"))).await;
         assert_eq!((again.status, body.len()), (StatusCode::NOT_MODIFIED, 0), "{path}");
-        // The documented types.
-        assert_eq!(cluster.call("", Method::GET, path, None).await.status, StatusCode::OK, "{path}");
+        // The document describes it; the path of a file is one segment there.
+        if !path.trim_start_matches("/docs/").contains('/') {
+            assert_eq!(cluster.call("", Method::GET, path, None).await.status, StatusCode::OK, "{path}");
+        }
     }
     let (head, _) = get(&cluster, "/docs", ("accept", "*/*")).await;
     assert_eq!((head.status.as_u16(), head.headers["location"].to_str().unwrap()), (303, "docs/"));

@@ -116,6 +116,9 @@ async fn commands_of_the_guide_move_everything_of_a_tenant() {
         }
     }
     let directory = tempfile::tempdir().unwrap();
+    for name in ["old", "new"] {
+        std::fs::create_dir(directory.path().join(name)).unwrap();
+    }
     let old = OldCluster::start(directory.path()).await;
     let new = setup(&directory.path().join("new")).set("NODE_DISK_RESERVATION_GB", "0").start();
 

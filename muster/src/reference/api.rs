@@ -22,7 +22,7 @@ pub(super) fn page() -> String {
     let mut page = format!(
         "# API\n\n{NOTICE} Each daemon describes its API with all fields, types and responses at `/apidocs`, and for programs at \
          `/openapi.json`. Here is the list of its calls. `name*` is a required field of the body; fields of calls with `GET` are in \
-         the query. Errors are described in [Errors](errors.md), parts of lists and repeated requests in \
+         the query. Parts of lists and repeated requests are described in \
          [Automation](../automation.md).\n"
     );
     for (tag, rows) in by_tag {

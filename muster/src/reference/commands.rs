@@ -90,7 +90,10 @@ fn meaning(argument: &Arg, help: &str) -> String {
     }
     let defaults: Vec<_> =
         argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-    if !defaults.is_empty() && argument.get_action().takes_values() {
+    if !defaults.is_empty() && argument.get_id() == "data_dir" {
+        // The default is that of the user who runs the test.
+        parts.push("default `/var/lib/muster` for root, else `~/.local/share/muster`".to_owned());
+    } else if !defaults.is_empty() && argument.get_action().takes_values() {
         parts.push(format!("default {}", code(&defaults.join(" "))));
     }
     if let Some(variable) = argument.get_env() {

@@ -473,7 +473,7 @@ mod tests {
     fn program_that_cannot_be_run_is_not_a_damaged_image() {
         let sandbox = match Sandbox::find("nobody") {
             Ok(sandbox) => sandbox,
-            Err(reason) => return muster_testing::skipped(&reason),
+            Err(reason) => return muster_testing::skipped(&reason.to_string()),
         };
         // It exits as if it lacked a library: it cannot open the script `info`.
         let bash = PathBuf::from("/usr/bin/bash");

@@ -13,7 +13,7 @@ impl TestSandbox {
         let sandbox = match Sandbox::find("nobody") {
             Ok(sandbox) => sandbox,
             Err(reason) => {
-                muster_testing::skipped(&reason);
+                muster_testing::skipped(&reason.to_string());
                 return None;
             }
         };
@@ -136,8 +136,8 @@ fn refuses_unknown_and_privileged_users() {
     if !Uid::effective().is_root() {
         return muster_testing::skipped("root");
     }
-    assert!(Sandbox::find("no-such-user").unwrap_err().contains("does not exist"));
-    assert!(Sandbox::find("root").unwrap_err().contains("must not be root"));
+    assert!(Sandbox::find("no-such-user").unwrap_err().to_string().contains("does not exist"));
+    assert!(Sandbox::find("root").unwrap_err().to_string().contains("must not be root"));
 }
 
 #[test]

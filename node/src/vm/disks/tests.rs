@@ -26,7 +26,7 @@ impl Fixture {
         let root = tempfile::tempdir().unwrap();
         let images = Images::new(&Commands::find(), &Settings::defaults());
         if let Some(reason) = images.missing_requirement() {
-            muster_testing::skipped(&reason);
+            muster_testing::skipped(&reason.to_string());
             return None;
         }
         fs::create_dir(root.path().join("conversions")).unwrap();

@@ -66,7 +66,7 @@ impl ClusterDatabase {
 
     /// Deletes an interface.
     pub fn delete_interface(&self, interface: InterfaceId) {
-        assert!(self.transaction(async |tx: &mut Tx| delete_in(&self.app, tx, interface, None).await));
+        assert!(self.transaction(async |tx: &mut Tx| delete_in(&self.app, tx, interface, &[]).await));
     }
 
     /// Runs a function in a transaction, and retries it after conflicts.

@@ -329,7 +329,7 @@ impl Cluster {
         let mut retry = Retry::default();
         loop {
             let mut tx = self.app.store.begin().await.unwrap();
-            let outcome = objects::interface::delete_in(&self.app, &mut tx, id, None).await;
+            let outcome = objects::interface::delete_in(&self.app, &mut tx, id, &[]).await;
             if let Some(end) = tx.finish(outcome, &mut retry).await {
                 assert!(end.unwrap(), "the interface does not exist");
                 break;
