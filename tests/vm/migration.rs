@@ -1,7 +1,5 @@
 //! Migration between two hosts.
 
-use std::time::Duration;
-
 use muster_control::objects::interface::WantedAddress;
 use muster_test_cluster::{
     ClusterDatabase, Host, HostCluster, enter_vm_namespaces, qemu_processes, vm_hosts,
@@ -228,7 +226,9 @@ fn failed_migration_leaves_guest_running_on_its_host() {
     // Without KVM the guest is stopped while its memory is copied.
     assert!(web.vm_dir(&cluster, 1).join("migrating").exists());
     console.type_line("echo input-of-a\"\"-stopped-guest");
-    std::thread::sleep(Duration::from_secs(1));
+    let copied = || first.get(&operation)["progress"]["done"].as_u64();
+    let before = copied();
+    wait_for("more memory to be copied", TIMEOUT, || (copied() > before).then_some(()));
     assert!(!web.console_text(first).contains("input-of-a-stopped-guest"));
     assert_eq!(web.record(first)["power_state"], "on");
     assert_eq!(first.call(Method::POST, &web.path("/migrate/cancel"), None).0, 200);
