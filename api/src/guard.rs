@@ -34,6 +34,7 @@ use muster_control::auth::{Caller, RequestDeadline, scopes};
 use muster_control::events::RefusalKind;
 use muster_control::objects::audit::with_request;
 use muster_control::objects::key::unix_seconds;
+use muster_control::traces;
 use muster_store::keys::{self, CredentialKey};
 use muster_store::run_keyed_change;
 
@@ -154,7 +155,7 @@ async fn run(app: Arc<App>, request: Request, next: Next) -> Response {
         Ok(requested) => requested,
         Err(error) => return ApiError(error).into_response(),
     };
-    let response = tokio::spawn(async move {
+    let response = tokio::spawn(traces::within(traces::current(), async move {
         let _change = change;
         let execution = requested.begin(&app).await;
         let lease = execution.lease().cloned();
@@ -164,7 +165,7 @@ async fn run(app: Arc<App>, request: Request, next: Next) -> Response {
             Execution::Keyed(lease) => idempotency::execute(app, lease, change).await,
             Execution::Respond(response) => response,
         }
-    });
+    }));
     response.await.unwrap_or_else(|_| panicked())
 }
 

@@ -34,6 +34,7 @@ use crate::request_events::{RecordableRoutes, RequestEvents};
 use crate::response::{protect, with_members};
 
 use muster_control::app::App;
+use muster_control::traces::{self, Span, TRACEPARENT};
 
 /// The route of requests whose path no route has.
 const UNMATCHED: &str = "unmatched";
@@ -120,6 +121,8 @@ impl Service {
         let accepts_gzip = accepts_gzip(&parts.headers);
         let (remote, source) = addresses(peer);
         let events = RequestEvents::new(&self.app, &self.recordable, &id, &source, (&method, &uri));
+        let traceparent = parts.headers.get(TRACEPARENT).and_then(|value| value.to_str().ok());
+        let span = if events.is_unrecorded() { None } else { self.app.traces.begin_request(traceparent) };
         let events = Arc::new(events);
         let body = SharedBody::new(Body::new(body));
         // Object names are UTF-8.
@@ -129,7 +132,8 @@ impl Service {
             parts.extensions.insert(self.document.clone());
             parts.extensions.insert(Arc::clone(&self.records));
             parts.extensions.insert(Arc::clone(&events));
-            self.route(Request::from_parts(parts, Body::new(body.clone()))).await
+            let request = Request::from_parts(parts, Body::new(body.clone()));
+            traces::within(span.as_ref().map(Span::context), self.route(request)).await
         } else {
             not_found().await
         };
@@ -142,12 +146,31 @@ impl Service {
             response = with_members(response, [("request_id", id.as_str().into())]);
         }
         let route = route.as_ref().map_or(UNMATCHED, MatchedPath::as_str);
+        if let Some(span) = span {
+            self.end_span(span, method_label(&method), route, &id, response.status());
+        }
         self.app.metrics.responded(method_label(&method), route, response.status().as_u16(), started);
         tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), %peer, "request handled");
         events.responded(&response);
         protect(&mut response);
         response.headers_mut().insert(REQUEST_ID, id_header);
         compress(accepts_gzip, response)
+    }
+
+    /// Exports the span of a request. Not of those that anyone can send any number of, who would displace other spans.
+    fn end_span(&self, mut span: Span, method: &str, route: &str, id: &str, status: StatusCode) {
+        if status == StatusCode::UNAUTHORIZED || route == UNMATCHED || !span.context().is_sampled() {
+            return;
+        }
+        span.rename(format!("{method} {route}"));
+        span.set_text("http.request.method", method);
+        span.set_text("http.route", route);
+        span.set_text("muster.request_id", id);
+        span.set_number("http.response.status_code", status.as_u16().into());
+        if status.is_server_error() {
+            span.fail(status.canonical_reason().unwrap_or_default());
+        }
+        self.app.traces.end(span);
     }
 
     /// Calls the guard and the handler of a request.

@@ -131,7 +131,8 @@ impl RequestEvents {
         (change || self.app.settings.api_request_events_for_reads) && !self.is_unrecorded()
     }
 
-    fn is_unrecorded(&self) -> bool {
+    /// Returns whether neither events nor traces are recorded, because clients only look whether the daemon works, or load a page.
+    pub(crate) fn is_unrecorded(&self) -> bool {
         let path = self.uri.path();
         UNRECORDED_PATHS.contains(&path)
             || path.starts_with("/apidocs")

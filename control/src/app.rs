@@ -30,6 +30,7 @@ use crate::state::{
     InstanceLocks, NetworkNotifier, NodeCache, NodeSilences, OwnedLeases, PlacementCache, StateCountsCache,
     TerminalSessions, UploadLocks,
 };
+use crate::traces::Traces;
 use muster_store::leases::LeaseOwner;
 use muster_store::{Store, is_dry_run};
 
@@ -43,6 +44,7 @@ pub struct App {
     pub events: Events,
     pub event_budget: EventBudget,
     pub metrics: DaemonMetrics,
+    pub traces: Arc<Traces>,
     /// The event streams that clients have open.
     pub event_streams: EventStreams,
     /// The seed of the cluster, for backups.
@@ -116,6 +118,7 @@ impl App {
         nodes: Vec<Arc<dyn NodeApi>>,
     ) -> Self {
         let node_ids = nodes.iter().map(|node| node.identity().id).collect();
+        let traces = Arc::new(Traces::new(&settings, events.node()));
         let console_key = ConsoleKey::load(&settings.kerbside_signing_key, seed);
         Self {
             lease_owner: LeaseOwner::new(events.node()),
@@ -133,7 +136,7 @@ impl App {
             storage_problems: Mutex::default(),
             storage_waits: Mutex::default(),
             event_budget: EventBudget::default(),
-            metrics: DaemonMetrics::new(&store.metrics),
+            metrics: DaemonMetrics::new(&store.metrics, &traces),
             event_streams: EventStreams::default(),
             queue: Queue::default(),
             cluster_changes: ClusterChanges::default(),
@@ -144,7 +147,8 @@ impl App {
             agents: AgentNotifier::default(),
             terminal_sessions: TerminalSessions::default(),
             console_sessions: ConsoleSessions::default(),
-            peers: Peers::new(Arc::clone(&store), seed.clone(), node_ids, &settings),
+            peers: Peers::new(Arc::clone(&store), seed.clone(), node_ids, &settings, Arc::clone(&traces)),
+            traces,
             transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
             blobs_in_progress: BlobsInProgress::default(),
             blob_uses: BlobUses::default(),

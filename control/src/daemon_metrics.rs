@@ -15,6 +15,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::exposition::{ExpositionFormat, encode};
+use crate::traces::Traces;
 
 /// The limits of the buckets of durations in seconds: of requests, and of work in the background.
 const REQUEST_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
@@ -42,7 +43,7 @@ pub struct DaemonMetrics {
 }
 
 impl DaemonMetrics {
-    pub(crate) fn new(store: &StoreMetrics) -> Self {
+    pub(crate) fn new(store: &StoreMetrics, traces: &Traces) -> Self {
         let mut metrics = Self {
             registry: Registry::default(),
             requests: Family::default(),
@@ -108,6 +109,16 @@ impl DaemonMetrics {
             "federation_exchanges",
             "Exchanges of identity tokens by outcome: minted or refused",
             metrics.exchanges.clone(),
+        );
+        registry.register(
+            "traces_spans_exported",
+            "Spans that the collector of traces accepted",
+            traces.counts.exported.clone(),
+        );
+        registry.register(
+            "traces_spans_dropped",
+            "Spans that the collector of traces did not receive",
+            traces.counts.dropped.clone(),
         );
         // Without them, the first failure would not be an increase.
         for stage in SchedulingStage::ALL {
@@ -190,11 +201,13 @@ impl DaemonMetrics {
 
 #[cfg(test)]
 mod tests {
+    use muster_types::settings::Settings;
+
     use super::*;
 
     #[test]
     fn metrics_have_the_labels_of_what_happened() {
-        let metrics = DaemonMetrics::new(&StoreMetrics::default());
+        let metrics = DaemonMetrics::new(&StoreMetrics::default(), &Traces::new(&Settings::defaults(), "n1"));
         let started = Instant::now();
         metrics.responded("GET", "/instances/{instance_ref}", 200, started);
         metrics.passed("vms", started, true);

@@ -15,5 +15,6 @@ pub mod queue;
 pub mod reconcile;
 pub mod scheduler;
 pub mod state;
+pub mod traces;
 
 pub use app::App;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// The folders and files of the crate by layer, the lowest first. A layer imports only from layers below it.
 const LAYERS: &[&[&str]] = &[
-    &["exposition"],
+    &["exposition", "traces"],
     &["backup", "daemon_metrics", "events", "fetch", "health", "peer", "queue", "scheduler"],
     &["auth", "state"],
     &["app"],

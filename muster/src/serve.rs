@@ -350,6 +350,7 @@ impl Daemon {
         if tokio::time::timeout(timeout, self.event_drainer).await.is_err() {
             tracing::warn!(events = app.events.depth(), "unwritten events remain for the next start");
         }
+        app.traces.close().await;
         app.store.close().await;
         tracing::info!("stopped");
     }

@@ -42,6 +42,8 @@ pub struct OperationRow {
     pub progress: Option<OperationProgress>,
     /// The only node that can execute it; `None` for any.
     pub node: Option<NodeId>,
+    /// The span of the operation, if it belongs to a trace.
+    pub trace: Option<String>,
 }
 
 /// An operation to queue.
@@ -57,6 +59,8 @@ pub struct NewOperation {
     pub request_id: Option<String>,
     /// The only node that can execute it; `None` for any.
     pub node: Option<NodeId>,
+    /// The span of the operation, if it belongs to a trace.
+    pub trace: Option<String>,
 }
 
 columns! { OperationRow {
@@ -80,6 +84,7 @@ columns! { OperationRow {
     version,
     progress: json(progress),
     node: node_uuid,
+    trace,
 } }
 
 pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, StoreError> {
@@ -88,7 +93,7 @@ pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, 
     let sql = format!(
         "INSERT INTO operations (uuid, operation_type, name, state, tasks, step, arguments, depends_on, namespace, \
          target_type, target_id, attempts, holder, lease_expires, run_after, request_id, created, updated, version, \
-         node_uuid) VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, 0, '', 0.0, {NOW}, ?, ?, ?, 1, ?)"
+         node_uuid, trace) VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, 0, '', 0.0, {NOW}, ?, ?, ?, 1, ?, ?)"
     );
     tx.execute(
         &sql,
@@ -106,7 +111,8 @@ pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, 
             new.request_id.as_ref(),
             time,
             time,
-            new.node
+            new.node,
+            new.trace.as_ref()
         ],
     )
     .await?;

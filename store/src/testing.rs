@@ -67,6 +67,7 @@ pub(crate) fn operation(target: &str, depends_on: Vec<OperationHandle>) -> NewOp
         target: ObjectRef::namespace(target),
         request_id: Some("request".into()),
         node: None,
+        trace: Some("trace".into()),
     }
 }
 

@@ -183,6 +183,7 @@ async fn operations_of_a_deleted_node_end() {
         target: ObjectRef::new(ObjectType::Blob, BlobId::new()),
         request_id: None,
         node: Some(node),
+        trace: None,
     };
     let enqueue = async || {
         transaction!(app.store, |tx| { Ok(operations::insert(tx, &conversion).await?) }).unwrap();

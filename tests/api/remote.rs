@@ -25,7 +25,8 @@ pub(crate) async fn remote_daemon(
     id: NodeId,
     respond: impl Fn(&Parts) -> Response + Send + Sync + 'static,
 ) -> (SocketAddr, Received) {
-    let peers = Peers::new(Arc::clone(&cluster.app.store), seed(), vec![id], &cluster.app.settings);
+    let app = &cluster.app;
+    let peers = Peers::new(Arc::clone(&app.store), seed(), vec![id], &app.settings, Arc::clone(&app.traces));
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
     let tls = Some(Tls::new(peers.server_config().await.unwrap()));

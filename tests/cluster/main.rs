@@ -25,6 +25,7 @@ mod monitoring;
 mod multi_node;
 mod readme;
 mod released_client;
+mod traces;
 mod up;
 
 use std::path::Path;

@@ -366,6 +366,9 @@ settings! {
     loki_tenant: String = "LOKI_TENANT", "", "tenant at the Loki server; empty: none";
     loki_auth_header: Secret = "LOKI_AUTH_HEADER", "", "value of the Authorization header for the Loki server; empty: none";
     log_events_to_loki: bool = "LOG_EVENTS_TO_LOKI", "true", "whether events are sent to LOKI_BASE_URL";
+    traces_endpoint: String = "TRACES_ENDPOINT", "", "URL of the OpenTelemetry collector that traces are sent to with OTLP over HTTP, such as http://collector:4318; empty: disabled";
+    traces_sample_ratio: f64 = "TRACES_SAMPLE_RATIO", "1", "part of the traces that are sampled, from 0 to 1, of requests without the header traceparent";
+    traces_auth_header: Secret = "TRACES_AUTH_HEADER", "", "value of the Authorization header for the collector of traces; empty: none";
     loglevel_api: LogLevel = "LOGLEVEL_API", "info", "log level of the API";
     loglevel_cleaner: LogLevel = "LOGLEVEL_CLEANER", "info", "log level of the removal of deleted objects and of expired events";
     loglevel_cluster: LogLevel = "LOGLEVEL_CLUSTER", "info", "log level of the cluster maintainer";

@@ -22,9 +22,10 @@ use tokio::task::JoinSet;
 
 use super::implementations::IMPLEMENTATIONS;
 use super::lane_slots::{LaneSlot, LaneSlots};
-use super::step::{Implementation, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::queue::Lane;
+use crate::traces::{self, Span, SpanKind};
 
 /// The maximum interval between reads of the queue while an operation of it is going to be due.
 const MAX_PAUSE: f64 = 1.0;
@@ -235,10 +236,14 @@ impl Worker {
             return self.settle(row, implementation, failed(error)).await;
         }
         let limit = Duration::from_secs(self.app.settings.cluster_op_stuck_threshold);
-        let steps = self.run_steps(implementation, row);
+        let span = self.app.traces.begin_attempt(row.trace.as_deref());
+        let steps = traces::within(span.as_ref().map(Span::context), self.run_steps(implementation, row));
         let outcome = tokio::time::timeout(limit, steps).await.unwrap_or_else(|_| {
             failed(Error::Unavailable(format!("not complete after {} seconds", limit.as_secs())))
         });
+        if let Some(span) = span {
+            self.end_attempt(span, row, &outcome);
+        }
         self.settle(row, implementation, outcome).await;
     }
 
@@ -250,14 +255,16 @@ impl Worker {
             let fault = self.fault(row, step.name);
             let result = match fault {
                 Some(Fault::Fail) => Err(Error::Unavailable("fault injected by a test".into())),
-                Some(Fault::Die) | None => (step.run)(&self.app, row).await,
+                Some(Fault::Die) | None => self.run_step(step, row).await,
             };
             if fault == Some(Fault::Die) {
                 return Outcome::LeaseLost;
             }
             match result {
                 Ok(()) => {}
-                Err(Error::NotReady(reason)) => return Outcome::NotReady(reason),
+                Err(Error::NotReady(reason)) => {
+                    return Outcome::NotReady { reason, has_progressed: number > row.step + 1 };
+                }
                 Err(Error::StaleEpoch(_)) => return Outcome::LeaseLost,
                 Err(error) => return Outcome::Failed { step: step.name.to_owned(), error },
             }
@@ -270,13 +277,44 @@ impl Worker {
         Outcome::Complete
     }
 
+    /// Runs a step as a part of the current span.
+    async fn run_step(&self, step: &Step, row: &OperationRow) -> Result<()> {
+        let traces = &self.app.traces;
+        let span = traces.begin_child(SpanKind::Internal, step.name);
+        let result = traces::within(span.as_ref().map(Span::context), (step.run)(&self.app, row)).await;
+        match (span, &result) {
+            // It is tried again every second.
+            (None, _) | (_, Err(Error::NotReady(_))) => {}
+            (Some(span), Ok(())) => traces.end(span),
+            (Some(mut span), Err(error)) => {
+                span.fail(&error.to_string());
+                traces.end(span);
+            }
+        }
+        result
+    }
+
+    /// Ends the span of an attempt, unless it only found that the operation has to wait.
+    fn end_attempt(&self, mut span: Span, row: &OperationRow, outcome: &Outcome) {
+        match outcome {
+            Outcome::NotReady { has_progressed: false, .. } => return,
+            Outcome::NotReady { .. } | Outcome::Complete => {}
+            Outcome::LeaseLost => span.fail("lost the lease of the operation"),
+            Outcome::Failed { error, .. } => span.fail(&error.to_string()),
+        }
+        span.rename(format!("attempt {}", row.attempts));
+        span.set_text("muster.operation", &row.name);
+        span.set_text("muster.operation_uuid", &row.id.to_string());
+        self.app.traces.end(span);
+    }
+
     /// Records how an attempt ended.
     async fn settle(&self, row: &OperationRow, implementation: &Implementation, outcome: Outcome) {
         let app = &*self.app;
         let (state, delay, report) = match outcome {
             Outcome::LeaseLost => return,
             Outcome::Complete => (OperationState::Complete, 0.0, None),
-            Outcome::NotReady(reason) => {
+            Outcome::NotReady { reason, .. } => {
                 tracing::debug!(operation = %row.id, reason, "operation is not ready");
                 return requeue(app, row).await;
             }
@@ -333,6 +371,16 @@ impl Worker {
         let seconds = (now() - row.created).max(0.0);
         event.duration = Some(seconds);
         self.app.metrics.operation_ended(&row.name, state, seconds);
+        if state.is_final() {
+            self.app.traces.end_operation(row.trace.as_deref(), &row.name, row.created, |span| {
+                span.set_text("muster.operation_uuid", &row.id.to_string());
+                span.set_text("muster.target", &format!("{} {}", row.target.object_type, row.target.id));
+                span.set_text("muster.operation_state", state.as_str());
+                if let Some(report) = report {
+                    span.fail(&report.message);
+                }
+            });
+        }
         self.app.events.record(event);
     }
 }
@@ -386,8 +434,11 @@ enum Outcome {
         step: String,
         error: Error,
     },
-    /// The operation waits for something outside of it.
-    NotReady(String),
+    /// The operation waits for something outside of it, maybe after it has completed a step.
+    NotReady {
+        reason: String,
+        has_progressed: bool,
+    },
     /// Another worker owns the lease, this daemon was fenced, or a test stopped this worker: record nothing.
     LeaseLost,
 }

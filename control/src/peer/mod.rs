@@ -36,6 +36,8 @@ use tokio::sync::OnceCell;
 use authority::ClusterAuthority;
 use certificate::NodeCertificate;
 
+use crate::traces::{SpanKind, TRACEPARENT, Traces};
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a measured round-trip time is used.
 const ROUND_TRIP_TTL: Duration = Duration::from_secs(60);
@@ -72,6 +74,7 @@ pub struct Peers {
     round_trips: Mutex<HashMap<NodeId, RoundTrip>>,
     /// Created on first use, because a cluster with one daemon does not need it.
     identity: OnceCell<PeerIdentity>,
+    traces: Arc<Traces>,
 }
 
 /// How long a peer takes to respond to a probe.
@@ -106,7 +109,13 @@ impl fmt::Debug for PeerIdentity {
 impl Peers {
     /// Creates the peers of a daemon that runs the given nodes.
     #[must_use]
-    pub fn new(store: Arc<Store>, seed: Secret, nodes: Vec<NodeId>, settings: &Settings) -> Self {
+    pub fn new(
+        store: Arc<Store>,
+        seed: Secret,
+        nodes: Vec<NodeId>,
+        settings: &Settings,
+        traces: Arc<Traces>,
+    ) -> Self {
         let response_timeout = Duration::from_secs_f64(settings.node_response_timeout);
         Self {
             store,
@@ -117,6 +126,7 @@ impl Peers {
             degraded: Mutex::default(),
             round_trips: Mutex::default(),
             identity: OnceCell::new(),
+            traces,
         }
     }
 
@@ -202,6 +212,25 @@ impl Peers {
     /// Sends a request to the daemon of `node` and returns its response. A peer that does not respond within the timeout
     /// must show that it is alive; then it may work longer, because some requests take long.
     pub async fn send(
+        &self,
+        node: &NodeRow,
+        request: reqwest::RequestBuilder,
+    ) -> Result<reqwest::Response, PeerError> {
+        let Some(mut span) = self.traces.begin_child(SpanKind::Client, "call daemon") else {
+            return self.wait_for_response(node, request).await;
+        };
+        let request = request.header(TRACEPARENT, span.context().traceparent());
+        let response = self.wait_for_response(node, request).await;
+        span.set_text("muster.node", &node.identity.name);
+        match &response {
+            Ok(response) => span.set_number("http.response.status_code", response.status().as_u16().into()),
+            Err(error) => span.fail(&error.to_string()),
+        }
+        self.traces.end(span);
+        response
+    }
+
+    async fn wait_for_response(
         &self,
         node: &NodeRow,
         request: reqwest::RequestBuilder,

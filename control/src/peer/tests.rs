@@ -16,7 +16,11 @@ async fn store() -> (tempfile::TempDir, Arc<Store>) {
 }
 
 fn peers(store: &Arc<Store>, seed: &str, node: NodeId) -> Peers {
-    Peers::new(Arc::clone(store), Secret::new(seed), vec![node], &Settings::defaults())
+    with_settings(Arc::clone(store), seed, node, &Settings::defaults())
+}
+
+fn with_settings(store: Arc<Store>, seed: &str, node: NodeId, settings: &Settings) -> Peers {
+    Peers::new(store, Secret::new(seed), vec![node], settings, Arc::new(Traces::new(settings, "peer")))
 }
 
 fn row(id: NodeId, address: SocketAddr) -> NodeRow {
@@ -97,7 +101,7 @@ async fn peer_that_does_not_respond_times_out() {
     let (_directory, store) = store().await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let settings = Settings::from_pairs(&[("NODE_RESPONSE_TIMEOUT", "0.2")]).unwrap();
-    let client = Peers::new(store, Secret::new(SEED), vec![NodeId::new()], &settings);
+    let client = with_settings(store, SEED, NodeId::new(), &settings);
     let node = row(NodeId::new(), silent.local_addr().unwrap());
     let request = client.request(&node, Method::GET, "/").await.unwrap();
     assert!(matches!(client.send(&node, request).await, Err(PeerError::TimedOut)));

@@ -12,6 +12,8 @@ use muster_types::object::ObjectRef;
 use muster_types::operation::OperationHandle;
 use tokio::sync::Notify;
 
+use crate::traces;
+
 pub use kinds::*;
 pub use operation::{Lane, Operation, OperationKind};
 
@@ -66,6 +68,7 @@ impl<P: Operation> NewOperation<P> {
             target: self.target,
             request_id: self.request_id,
             node: self.node,
+            trace: traces::of_new_operation(),
         };
         operations::insert(tx, &new).await
     }

@@ -20,6 +20,7 @@ impl Settings {
         self.check_names()?;
         self.check_storage()?;
         self.check_loki()?;
+        self.check_traces()?;
         self.check_backups()?;
         self.check_secrets()
     }
@@ -210,6 +211,20 @@ impl Settings {
             if !value.chars().all(|c| matches!(c, ' '..='~')) {
                 return Err(format!("{name}: must consist of printable ASCII characters"));
             }
+        }
+        Ok(())
+    }
+
+    fn check_traces(&self) -> Result<(), String> {
+        let url = &self.traces_endpoint;
+        if !url.is_empty() && !url.starts_with("http://") && !url.starts_with("https://") {
+            return Err("TRACES_ENDPOINT: must start with http:// or https://".into());
+        }
+        if !(0.0..=1.0).contains(&self.traces_sample_ratio) {
+            return Err("TRACES_SAMPLE_RATIO: must be between 0 and 1".into());
+        }
+        if !self.traces_auth_header.expose().chars().all(|c| matches!(c, ' '..='~')) {
+            return Err("TRACES_AUTH_HEADER: must consist of printable ASCII characters".into());
         }
         Ok(())
     }
