@@ -13,6 +13,7 @@ const MAX_RETRY_DELAY: u32 = 120;
 pub enum CountedTable {
     AgentOperations,
     Artifacts,
+    BlobLocations,
     Blobs,
     Instances,
     Namespaces,
@@ -25,6 +26,7 @@ impl CountedTable {
     const ALL: &'static [Self] = &[
         Self::AgentOperations,
         Self::Artifacts,
+        Self::BlobLocations,
         Self::Blobs,
         Self::Instances,
         Self::Namespaces,
@@ -37,6 +39,7 @@ impl CountedTable {
         match self {
             Self::AgentOperations => "agent_operations",
             Self::Artifacts => "artifacts",
+            Self::BlobLocations => "blob_locations",
             Self::Blobs => "blobs",
             Self::Instances => "instances",
             Self::Namespaces => "namespaces",

@@ -4,6 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use axum::http::Method;
 use axum::response::Response;
+use muster_control::exposition::ExpositionFormat;
+use muster_control::objects::metrics::cluster_metrics;
 use muster_control::reconcile::mesh::MeshProbes;
 use muster_store::{nodes, transaction};
 use muster_test_cluster::Cluster;
@@ -79,6 +81,9 @@ async fn node_that_reaches_none_of_its_peers_gets_no_instances() {
     remote.pass(&mut probes, 1).await;
     let reason = remote.degraded().await;
     assert!(reason.as_str().unwrap().contains("none of the nodes remote"), "{reason}");
+    let metrics = cluster_metrics(app, ExpositionFormat::Prometheus).await.unwrap();
+    assert!(metrics.contains("\ncluster_node_degraded{node=\"sim-1\"} 1"), "{metrics}");
+    assert!(metrics.contains("\ncluster_node_degraded{node=\"remote\"} 0"), "{metrics}");
     let request = json!({"name": "web", "cpus": 1, "memory": 1024, "disk": [{"size": 1}], "network": []});
     let refused = cluster.call(&token, Method::POST, "/instances", Some(request)).await;
     assert_eq!(refused.status, 507, "{}", refused.text);

@@ -1,6 +1,7 @@
 //! Nodes: lookup, state and deletion.
 
 use axum::http::Method;
+use muster_control::exposition::ExpositionFormat;
 use muster_control::{App, objects, reconcile};
 use muster_store::leases::{self, LeaseOwner};
 use muster_test_cluster::{Cluster, caller};
@@ -103,6 +104,28 @@ async fn node_without_checkin_goes_missing_then_error_until_it_rejoins() {
     assert_eq!(state().await, NodeState::Stopped);
     set_last_seen(100.0).await;
     assert_eq!(state().await, NodeState::Stopped, "a node that left is not reported missing");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_show_silence_and_clock_skew_unless_the_daemon_was_shut_down() {
+    for is_stopped in [false, true] {
+        let cluster = Cluster::new().await;
+        let app = &cluster.app;
+        let mut tx = app.store.begin().await.unwrap();
+        let sql = "UPDATE nodes SET lastseen = lastseen - 500.0, clock_skew = -2.5";
+        tx.execute(sql, &[]).await.unwrap();
+        tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
+        if is_stopped {
+            reconcile::checkin::leave(app).await;
+        }
+        let text = objects::metrics::cluster_metrics(app, ExpositionFormat::Prometheus).await.unwrap();
+        for line in [
+            "cluster_node_silence_seconds{node=\"sim-1\"} 5",
+            "cluster_node_clock_skew_seconds{node=\"sim-1\"} -2.5",
+        ] {
+            assert_eq!(text.contains(line), !is_stopped, "{line} of {text}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -100,8 +100,20 @@ fn metrics_in(expression: &str) -> BTreeSet<String> {
     }
     outside.push_str(rest);
     let words = outside.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let functions =
-        ["sum", "rate", "max", "count", "increase", "time", "histogram_quantile", "topk", "and", "or", "up"];
+    let functions = [
+        "sum",
+        "rate",
+        "max",
+        "count",
+        "increase",
+        "time",
+        "histogram_quantile",
+        "topk",
+        "and",
+        "or",
+        "up",
+        "abs",
+    ];
     words
         .filter(|word| word.starts_with(|c: char| c.is_ascii_lowercase()) && !functions.contains(word))
         .map(str::to_owned)
@@ -198,6 +210,30 @@ async fn metrics_tell_what_happened() {
     let secret = "/instances/a-name-of-a-client";
     metrics.daemon.call("", Method::GET, secret, None).await;
     assert!(!metrics.text(0).await.contains("a-name-of-a-client"));
+}
+
+/// Returns the names of the alerts that `alerts_test.yaml` expects to fire, and of those that it expects not to.
+fn tested_alerts(tests: &str) -> (BTreeSet<String>, BTreeSet<String>) {
+    let (mut firing, mut silent) = (BTreeSet::new(), BTreeSet::new());
+    for test in tests.split("eval_time:").skip(1) {
+        let Some((_, rest)) = test.split_once("alertname: ") else { continue };
+        let name: String = rest.chars().take_while(char::is_ascii_alphanumeric).collect();
+        let expected = if test.contains("exp_labels:") { &mut firing } else { &mut silent };
+        expected.insert(name);
+    }
+    (firing, silent)
+}
+
+#[test]
+fn every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() {
+    let read = |name: &str| std::fs::read_to_string(repository().join("monitoring").join(name)).unwrap();
+    let (alerts, tests) = (read("alerts.yaml"), read("alerts_test.yaml"));
+    let alerts = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let alerts: BTreeSet<String> = alerts.map(str::to_owned).collect();
+    assert!(alerts.len() > 20, "{alerts:?}");
+    let (firing, silent) = tested_alerts(&tests);
+    assert_eq!(firing, alerts);
+    assert_eq!(silent, alerts);
 }
 
 #[test]

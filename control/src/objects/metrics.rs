@@ -76,6 +76,7 @@ pub async fn cluster_metrics(app: &App, format: ExpositionFormat) -> Result<Stri
     registry.register("cluster_agents", "Running instances by the state of their agent", agents);
     register_nodes(&mut registry, &facts, app.settings.cpu_overcommit_ratio);
     let created: &[&str] = &["created"];
+    let copies: &[&str] = &["whole", "damaged"];
     let unfinished: &[&str] = &["queued", "executing"];
     // States without objects that alerts are about are 0, not absent.
     for (table, name, help, states) in [
@@ -85,6 +86,7 @@ pub async fn cluster_metrics(app: &App, format: ExpositionFormat) -> Result<Stri
         (CountedTable::Networks, "cluster_networks", "Networks by state", &["created", "error"][..]),
         (CountedTable::Artifacts, "cluster_artifacts", "Artifacts by state", created),
         (CountedTable::Blobs, "cluster_blobs", "Blobs by state", created),
+        (CountedTable::BlobLocations, "cluster_blob_copies", "Copies of blobs by state", copies),
         (CountedTable::Operations, "cluster_operations", "Cluster operations by state", unfinished),
         (CountedTable::AgentOperations, "cluster_agent_operations", "Agent operations by state", unfinished),
     ] {
@@ -100,13 +102,22 @@ pub async fn cluster_metrics(app: &App, format: ExpositionFormat) -> Result<Stri
     Ok(encode(&registry, format))
 }
 
-/// Adds when nodes have checked in, and the capacity of those that run VMs.
+/// Adds when nodes have checked in, what is wrong with those that are up, and the capacity of those that run VMs.
 fn register_nodes(registry: &mut Registry, facts: &ClusterFacts, cpu_overcommit: f64) {
-    let silence = NodeGauge::default();
+    let (silence, degraded, skew) = (NodeGauge::default(), NodeGauge::default(), NodeGauge::default());
     let capacity = Family::<[(&'static str, &'static str); 2], FloatGauge>::default();
     for (row, seconds) in facts.nodes.iter().filter(|(row, _)| row.state != NodeState::Deleted) {
-        silence.get_or_create(&[("node", row.identity.name.clone())]).set(*seconds);
-        if row.state != NodeState::Created || !row.identity.is_hypervisor {
+        let label = [("node", row.identity.name.clone())];
+        // The daemon of a stopped node was shut down: nothing is wrong.
+        if row.state != NodeState::Stopped {
+            silence.get_or_create(&label).set(*seconds);
+        }
+        if row.state != NodeState::Created {
+            continue;
+        }
+        degraded.get_or_create(&label).set(f64::from(row.report.degraded.is_some()));
+        skew.get_or_create(&label).set(row.clock_skew);
+        if !row.identity.is_hypervisor {
             continue;
         }
         // A node that has not reported yet has no capacity.
@@ -121,7 +132,21 @@ fn register_nodes(registry: &mut Registry, facts: &ClusterFacts, cpu_overcommit:
             capacity.get_or_create(&[("resource", resource), ("kind", "available")]).inc_by(available);
         }
     }
-    registry.register("cluster_node_silence_seconds", "Seconds since the last check-in by node", silence);
+    registry.register(
+        "cluster_node_silence_seconds",
+        "Seconds since the last check-in by node that was not shut down",
+        silence,
+    );
+    registry.register(
+        "cluster_node_degraded",
+        "Whether a node that is up does not reach its peers",
+        degraded,
+    );
+    registry.register(
+        "cluster_node_clock_skew_seconds",
+        "Seconds by which the clock of a node that is up is ahead of that of the database",
+        skew,
+    );
     registry.register("cluster_capacity", "Capacity of the nodes that run VMs", capacity);
 }
 

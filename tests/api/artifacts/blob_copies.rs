@@ -1,6 +1,7 @@
 //! Unused and damaged blobs.
 
 use axum::response::Response;
+use muster_control::exposition::ExpositionFormat;
 use muster_store::{blob_locations, nodes, transaction};
 use muster_types::blob::CopyState;
 use muster_types::ids::{BlobId, NodeId};
@@ -100,6 +101,9 @@ async fn keeps_last_replica_even_if_damaged() {
     assert_eq!((missing.status.as_u16(), text(&missing.body, "error")), (404, "blob missing"));
     reconcile::storage::run_once(&cluster.app).await.unwrap();
     assert!(cluster.has_file(&blob));
+    let metrics =
+        objects::metrics::cluster_metrics(&cluster.app, ExpositionFormat::Prometheus).await.unwrap();
+    assert!(metrics.contains("\ncluster_blob_copies{state=\"damaged\"} 1\n"), "{metrics}");
     // Uploading the same content repairs the replica.
     let again = upload(&cluster, &token, "b", b"the only one").await;
     assert_eq!(text(&again, "blob_uuid"), blob);
