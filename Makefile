@@ -57,4 +57,4 @@ fuzz:                         ## two minutes on each fuzz target; needs a nightl
 
 packages-run packages-test packages-image:
 	@./packaging/install-packages $(if $(filter %-test,$@),$(PACKAGES_TEST),$(if $(filter %-image,$@),$(PACKAGES_IMAGE),$(PACKAGES_RUN)))
-	@$(if $(filter %-test,$@),./packaging/install-promtool)
+	@$(if $(filter %-test,$@),./packaging/install-promtool && ./packaging/install-cloud-init-schema)

@@ -20,6 +20,7 @@ mod hostile;
 mod idle;
 mod images;
 mod instances;
+mod integrations;
 mod kill;
 mod monitoring;
 mod multi_node;
