@@ -23,7 +23,6 @@ agent: packages-image         ## target/agent/muster-agent, the guest agent, sta
 	RUSTFLAGS="-C target-feature=+crt-static" CARGO_TARGET_DIR=target/agent-build cargo build --locked --profile agent --target $(AGENT_TARGET) -p muster-agent
 	install -CD target/agent-build/$(AGENT_TARGET)/agent/muster-agent target/agent/muster-agent
 
-.PHONY: deb test-packages packages-nspawn
 deb: packages-run image       ## target/deb/muster_VERSION_amd64.deb and the package of the agent, built with PROFILE
 	cargo build --profile $(patsubst debug,dev,$(PROFILE)) --locked -p muster
 	@PROFILE=$(PROFILE) ./packaging/muster/build-deb
