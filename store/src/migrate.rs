@@ -62,8 +62,8 @@ pub(super) const MIGRATIONS: &[Migration] = &[
     additive(18, include_str!("../../migrations/0018_idempotency_keys.sql")),
     additive(19, include_str!("../../migrations/0019_instance_replicas.sql")),
     additive(20, include_str!("../../migrations/0020_webhooks.sql")),
-    additive(22, include_str!("../../migrations/0022_replica_lag.sql")),
-    additive(25, include_str!("../../migrations/0025_operation_traces.sql")),
+    additive(21, include_str!("../../migrations/0021_replica_lag.sql")),
+    additive(22, include_str!("../../migrations/0022_operation_traces.sql")),
 ];
 
 /// The last migration that is applied unconditionally. Nodes record their schema version since a later one.
