@@ -34,6 +34,8 @@ pub struct ChangeSummary {
     pub agent_operations: i64,
     /// The number of webhooks.
     pub webhooks: i64,
+    /// Whether addresses are quarantined.
+    pub has_quarantined_addresses: bool,
     /// The number of blobs that exist, and of their copies.
     pub blobs: (i64, i64),
     /// The last owner of the lease of the active network node.
@@ -58,7 +60,7 @@ impl ChangeSummary {
 pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSummary, StoreError> {
     type Operations = (Option<f64>, Option<f64>, i64);
     type Nodes = ((i64, i64, i64), Option<f64>, (i64, i64), f64);
-    type Others = ((i64, i64), (i64, i64), i64, Option<NodeId>);
+    type Others = ((i64, i64), (i64, i64), (i64, i64), Option<NodeId>);
     let mut union = Union::default();
     let own = format!("(node_uuid IS NULL OR node_uuid IN ({}))", placeholders(nodes.len()));
     let columns = format!(
@@ -79,7 +81,7 @@ pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSu
     let columns = format!(
         "(SELECT COUNT(*) FROM networks WHERE wanted = 1), (SELECT {GENERATIONS} FROM networks WHERE wanted = 1), \
          (SELECT COUNT(*) FROM blobs WHERE state = 'created'), (SELECT COUNT(*) FROM blob_locations), \
-         (SELECT COUNT(*) FROM webhooks), \
+         (SELECT COUNT(*) FROM webhooks), EXISTS (SELECT 1 FROM address_halos), \
          (SELECT holder FROM leases WHERE name = ?)"
     );
     let others = union.add(&columns, String::new(), params![NETWORK_NODE_LEASE]);
@@ -93,7 +95,8 @@ pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSu
         rows.take::<Operations>(operations)?.pop().ok_or_else(absent)?;
     let (nodes, oldest_checkin, (silent_nodes, cordoned_nodes), time) =
         rows.take::<Nodes>(nodes)?.pop().ok_or_else(absent)?;
-    let (networks, blobs, webhooks, network_owner) = rows.take::<Others>(others)?.pop().ok_or_else(absent)?;
+    let (networks, blobs, (webhooks, quarantined), network_owner) =
+        rows.take::<Others>(others)?.pop().ok_or_else(absent)?;
     Ok(ChangeSummary {
         next_operation: [queued, expired].into_iter().flatten().min_by(f64::total_cmp),
         networks,
@@ -103,6 +106,7 @@ pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSu
         cordoned_nodes,
         agent_operations,
         webhooks,
+        has_quarantined_addresses: quarantined > 0,
         blobs,
         network_owner,
         leases: rows.take(leases)?,

@@ -26,6 +26,14 @@ pub async fn with_prefix(mut db: impl Read, prefix: &str) -> Result<Vec<(String,
     db.fetch(sql, params![length, prefix]).await
 }
 
+/// Locks the values whose names start with `prefix` until the transaction ends.
+pub async fn lock_prefix(tx: &mut Tx, prefix: &str) -> Result<(), StoreError> {
+    let sql = "UPDATE cluster_values SET version = version + 1 WHERE SUBSTR(name, 1, ?) = ?";
+    let length = i64::try_from(prefix.len()).unwrap_or(i64::MAX);
+    tx.execute(sql, params![length, prefix]).await?;
+    Ok(())
+}
+
 /// Removes a value. Returns whether it existed.
 pub async fn remove(tx: &mut Tx, name: &str) -> Result<bool, StoreError> {
     Ok(tx.execute("DELETE FROM cluster_values WHERE name = ?", params![name]).await? == 1)

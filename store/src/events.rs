@@ -70,7 +70,7 @@ async fn replace(
     values: &[Value],
 ) -> Result<(), StoreError> {
     let mut rest = values;
-    for size in [100, 10, 1] {
+    for size in [100, 10, 5, 4, 3, 2, 1] {
         if rest.len() < size * width {
             continue;
         }

@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::time::UNIX_EPOCH;
+
 use muster_types::Result;
 use muster_types::ids::NodeId;
 
@@ -80,10 +82,13 @@ async fn acquire_if(
         );
         let found: Option<(i64, i64, i64)> = tx.fetch_optional(&sql, params![&owner.id, name]).await?;
         let Some((version, is_own, is_expired)) = found else {
+            // A released lease is acquired again with another version, so that it is not taken for the earlier one.
             let sql = format!(
-                "INSERT INTO leases (name, holder, node, pid, expires, version) VALUES (?, ?, ?, ?, {NOW} + ?, 1)"
+                "INSERT INTO leases (name, holder, node, pid, expires, version) VALUES (?, ?, ?, ?, {NOW} + ?, ?)"
             );
-            let values = params![name, &owner.id, &owner.node, owner.pid, seconds];
+            let version = UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
+            let version = i64::try_from(version).expect("an i64 has microseconds for 292000 years");
+            let values = params![name, &owner.id, &owner.node, owner.pid, seconds, version];
             return match tx.execute(&sql, values).await {
                 Ok(_) => Ok(true),
                 // Another process acquired the new lease at the same time.

@@ -149,6 +149,8 @@ pub(crate) async fn reserve_unfenced_in(
 /// VM on another node might use stay reserved for that.
 pub(crate) async fn release_unfenced(app: &App, node: NodeId) -> Result<()> {
     transaction!(app.store.unfenced(), |tx| {
+        // Several nodes may return at the same time.
+        cluster_values::lock_prefix(tx, UNFENCED).await?;
         for (key, value) in cluster_values::with_prefix(&mut *tx, UNFENCED).await? {
             let mut others = parse_unfenced(&key, &value)?;
             if others.contains(&node) {
@@ -163,12 +165,14 @@ pub(crate) async fn release_unfenced(app: &App, node: NodeId) -> Result<()> {
         let (key, kind) = (unfenced_key(network, address), AddressType::Manual);
         let released = transaction!(app.store.unfenced(), |tx| {
             let Some(row) = networks::get(&mut *tx, network).await? else { return Ok(false) };
+            cluster_values::lock_prefix(tx, &key).await?;
             let others = cluster_values::get(&mut *tx, &key).await?;
             let others = others.map(|value| parse_unfenced(&key, &value)).transpose()?.unwrap_or_default();
             if let [next, rest @ ..] = others.as_slice() {
                 let allocation = unfenced_allocation(tx, *next, "a deleted instance").await?;
-                addresses::reallocate(tx, network, address, (kind, &user), &allocation).await?;
-                set_unfenced_in(tx, &key, rest).await?;
+                if addresses::reallocate(tx, network, address, (kind, &user), &allocation).await? {
+                    set_unfenced_in(tx, &key, rest).await?;
+                }
                 return Ok(false);
             }
             let is_quarantined = quarantine(app).enabled;

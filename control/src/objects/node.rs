@@ -131,6 +131,11 @@ async fn delete_in(tx: &mut Tx, id: NodeId, dead: bool) -> Result<Option<(NodeSt
     blob_locations::lock_blobs_of_node(tx, id).await?;
     let only_copies = only_copies(&mut *tx, id).await?;
     require_other_copies(&row, dead, &only_copies)?;
+    // Stopped nodes have theirs, but nothing can read them now.
+    let kept = nodes::list(&mut *tx).await?.into_iter();
+    let kept = kept.filter(|node| node.identity.id != id && node.state != NodeState::Deleted);
+    let kept: Vec<NodeId> = kept.map(|node| node.identity.id).collect();
+    let lost = blob_locations::only_on(&mut *tx, id, &kept).await?;
     if !nodes::set_state(tx, &row, NodeState::Deleted).await? {
         return Err(StoreError::Conflict("the node changed".into()).into());
     }
@@ -138,7 +143,7 @@ async fn delete_in(tx: &mut Tx, id: NodeId, dead: bool) -> Result<Option<(NodeSt
     node_networks::remove_of_node(tx, id).await?;
     blob_locations::remove_of_node(tx, id).await?;
     instance_replicas::remove_of_node(tx, id).await?;
-    Ok(Some((row.state, only_copies)))
+    Ok(Some((row.state, lost)))
 }
 
 /// Returns the blobs of which a node has the only verified copy among the nodes that keep theirs.

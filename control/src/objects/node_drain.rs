@@ -201,8 +201,8 @@ fn outcome(plan: &MigrationPlan) -> DrainOutcome {
 }
 
 /// Rejects the end of a drain with [`Error::NotReady`] while the node has the only verified copies of blobs, which other nodes
-/// copy (`reconcile/blob_copies.rs`), or with another error if no other node can.
-async fn require_copies_elsewhere(app: &App, row: &NodeRow) -> Result<()> {
+/// copy (`reconcile/blob_copies.rs`), or with another error if no other node can or they have not done so for an hour.
+async fn require_copies_elsewhere(app: &App, row: &NodeRow, cordon: &NodeCordon) -> Result<()> {
     let id = row.identity.id;
     let others = blob_copy::storing_nodes(&*app.store).await?;
     let only_copies = blob_locations::only_on(&*app.store, id, &others).await?;
@@ -218,7 +218,9 @@ async fn require_copies_elsewhere(app: &App, row: &NodeRow) -> Result<()> {
     }
     // This daemon may have the node that copies them.
     app.node_cache.clear();
-    Err(Error::NotReady(format!("other nodes copy {list}, of which node {name} has the only verified copy")))
+    let waits =
+        Error::NotReady(format!("other nodes copy {list}, of which node {name} has the only verified copy"));
+    Err(end_wait(waits, now() - cordon.since))
 }
 
 /// Starts migrations from a node that is drained. Returns [`Error::NotReady`] until it has no instances and other nodes have copies
@@ -249,7 +251,7 @@ pub(crate) async fn migrate_instances(app: &App, id: NodeId) -> Result<()> {
         }
     }
     batch.finish()?;
-    require_copies_elsewhere(app, &node).await?;
+    require_copies_elsewhere(app, &node, &cordon).await?;
     app.events.record(Event::new(EventType::Status, object(id), "drained"));
     Ok(())
 }
@@ -273,7 +275,7 @@ pub async fn migrate_instance(app: &App, row: &InstanceRow, cordon: &NodeCordon)
     Ok(true)
 }
 
-/// Lets an instance stay that is not ready to be migrated, after some time since the drain was requested.
+/// Ends a wait for something that is not ready, after some time since the drain was requested.
 fn end_wait(error: Error, waited: f64) -> Error {
     match error {
         Error::NotReady(reason) if waited >= WAIT_TIMEOUT => {

@@ -3,6 +3,7 @@
 
 use muster_store::instance_migrations::{self, MigrationRow};
 use muster_store::instances::{self, InstanceRow};
+use muster_store::membership::MAX_CLOCK_SKEW;
 use muster_store::operations::{self, OperationRow};
 use muster_types::instance::InstanceState;
 use muster_types::time::now;
@@ -55,9 +56,11 @@ async fn wait_operations(app: &App, row: &OperationRow) -> Result<()> {
     let is_own = |other: &OperationRow| {
         other.id == row.id || other.depends_on.iter().any(|parent| parent.op_uuid == row.id)
     };
+    // The clocks of their hosts may differ.
+    let latest = row.created + 2.0 * MAX_CLOCK_SKEW;
     let earlier = operations
         .iter()
-        .find(|other| migrate::is_unfinished(other) && !is_own(other) && other.created <= row.created);
+        .find(|other| migrate::is_unfinished(other) && !is_own(other) && other.created <= latest);
     earlier.map_or(Ok(()), |earlier| Err(migrate::unfinished(earlier)))
 }
 

@@ -44,11 +44,12 @@ async fn copy(app: &App, row: &OperationRow) -> Result<()> {
     let instance =
         instance.ok_or_else(|| Error::Conflict("the instance was deleted before the snapshot".into()))?;
     let node = local_node(app, instance.node)?;
-    let copies = copies(row)?;
+    let mut copies = copies(row)?;
     let ids: Vec<BlobId> = copies.iter().map(|copy| copy.blob).collect();
-    // An attempt that was interrupted has committed all of them or none.
+    // An attempt that was interrupted has committed all of them or none, unless a daemon of an earlier release made it.
     let found = blobs::by_ids(&*app.store, &ids).await?;
-    if ids.iter().all(|id| found.get(id).is_some_and(|blob| blob.state == BlobState::Created)) {
+    copies.retain(|copy| found.get(&copy.blob).is_none_or(|blob| blob.state != BlobState::Created));
+    if copies.is_empty() {
         return Ok(());
     }
     // The storage reconciler must not remove these drafts.

@@ -65,11 +65,19 @@ pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>, max_age: Duration) -
         live.iter().filter(|row| row.stores_copies()).map(|row| row.identity.id).collect();
     let target = target_copies_on(app, storing.len());
     let min_copies = i64::try_from(target).expect("a cluster has few nodes");
-    for id in blob_locations::under_replicated(&*app.store, &drained, min_copies, BATCH).await? {
+    let mut ids = blob_locations::under_replicated(&*app.store, &drained, min_copies, BATCH).await?;
+    // A drain waits until nodes that are up have copies of these blobs. The copies of stopped nodes do not suffice.
+    for row in live.iter().filter(|row| row.is_drained()) {
+        let only_copies = blob_locations::only_on(&*app.store, row.identity.id, &storing).await?;
+        ids.extend(only_copies.into_iter().filter(|id| !ids.contains(id)).collect::<Vec<_>>());
+    }
+    for id in ids {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
         let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
         let complete: Vec<NodeId> = complete.filter(|node| !lost.contains(node)).collect();
-        let missing = target.saturating_sub(complete.iter().filter(|node| !drained.contains(node)).count());
+        let kept = complete.iter().filter(|node| !drained.contains(node)).count();
+        let is_stored = complete.iter().any(|node| storing.contains(node));
+        let missing = target.saturating_sub(kept).max(usize::from(!is_stored));
         let mut candidates: Vec<NodeId> =
             storing.iter().copied().filter(|id| !complete.contains(id)).collect();
         candidates.sort_by_cached_key(|node| rank(id, *node));

@@ -168,6 +168,8 @@ fn due_check_interval(app: &App, task: &Task) -> Duration {
 async fn is_due(app: &App, task: &Task, last_pass: Option<&Instant>) -> bool {
     let interval = (task.interval)(&app.settings);
     match task.last_run {
+        // Not configured.
+        _ if interval == Duration::MAX => false,
         None => last_pass.is_none_or(|last| last.elapsed() >= interval),
         Some(key) => match is_due_in_cluster(app, key, interval).await {
             Ok(due) => due,

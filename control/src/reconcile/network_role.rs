@@ -39,6 +39,8 @@ const HANDOVER_POLL: Duration = Duration::from_millis(25);
 const SOLE_LEASE: f64 = 7900.0 * 365.0 * 86400.0;
 /// The maximum interval at which candidates check whether the lease is vacant.
 const MAX_POLL: Duration = Duration::from_secs(1);
+/// The minimum interval.
+const MIN_POLL: Duration = Duration::from_millis(10);
 /// The delay with which a summary of changes may arrive.
 const MAX_SUMMARY_DELAY: Duration = Duration::from_millis(500);
 /// The time for which a candidate without routers leaves a vacant lease to one that has them.
@@ -141,6 +143,15 @@ impl RoleView {
     fn is_prepared(&self, node: NodeId) -> Result<bool> {
         let owner = self.lease(NETWORK_NODE_LEASE).map(Lease::owner_node).transpose()?;
         Ok(NetworkNodes::choose(owner, &self.candidates).iter().any(|prepared| prepared == node))
+    }
+
+    /// Returns the time until the next poll: at the latest when the lease of the other node has not been renewed for its whole
+    /// duration.
+    fn next_poll(&self, app: &App, times: LeaseTimes) -> Duration {
+        let time = app.store.membership.database_time();
+        let lease = self.lease(NETWORK_NODE_LEASE).filter(|lease| !lease.is_unlimited(time));
+        let remaining = lease.and_then(|lease| app.lease_observations.remaining(lease, times.length));
+        remaining.map_or(times.poll, |remaining| times.poll.min(remaining.max(MIN_POLL)))
     }
 
     fn has_other_able(&self, node: NodeId) -> bool {
@@ -247,7 +258,7 @@ impl Competitor {
         };
         if self.owned.is_none() && !self.may_acquire(app, times, &view, own).await? {
             self.is_handover = view.lease(HANDOVER_LEASE).is_some() && view.is_prepared(self.id())?;
-            return Ok(if self.is_handover { HANDOVER_POLL } else { times.poll });
+            return Ok(if self.is_handover { HANDOVER_POLL } else { view.next_poll(app, times) });
         }
         self.is_handover = false;
         let is_sole = view.candidates.len() == 1;

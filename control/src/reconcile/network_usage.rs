@@ -5,16 +5,15 @@ use muster_types::event::{Event, EventType};
 use muster_types::network::NetworkState;
 use serde_json::json;
 
-use super::networks::network_on_node;
+use super::networks::{network_on_node, recent_owner};
 use crate::app::App;
 use crate::objects::network::object;
-use crate::objects::node_location::network_node;
 use muster_store::networks;
 
 /// Records one event for each network whose router is on a node of this daemon.
 pub async fn run(app: &App) -> Result<()> {
-    let network_node = network_node(app).await?.identity.id;
-    let Some(node) = app.nodes.iter().find(|node| node.identity().id == network_node) else { return Ok(()) };
+    let owner = recent_owner(app).await?;
+    let Some(node) = app.nodes.iter().find(|node| Some(node.identity().id) == owner) else { return Ok(()) };
     for row in networks::wanted(&*app.store).await? {
         if row.state != NetworkState::Created {
             continue;

@@ -184,10 +184,7 @@ impl NetworkReconciler {
     async fn read_nodes(&mut self, app: &App) -> Result<NodesAndOwner> {
         let max_age = if self.nodes_changed { Duration::ZERO } else { NODES_TTL };
         let rows = app.node_cache.get(&app.store, max_age).await?;
-        let owner = match app.cluster_changes.recent(MAX_SUMMARY_AGE).filter(|_| !self.nodes_changed) {
-            Some(summary) => summary.lease(NETWORK_NODE_LEASE).map(Lease::owner_node).transpose()?,
-            None => network_owner(app).await?,
-        };
+        let owner = if self.nodes_changed { network_owner(app).await? } else { recent_owner(app).await? };
         self.nodes_changed = false;
         Ok((rows, owner))
     }
@@ -387,6 +384,14 @@ impl NetworkReconciler {
             );
         }
         Ok(())
+    }
+}
+
+/// Returns the active network node as of the last summary of changes, or reads it.
+pub(super) async fn recent_owner(app: &App) -> Result<Option<NodeId>> {
+    match app.cluster_changes.recent(MAX_SUMMARY_AGE) {
+        Some(summary) => summary.lease(NETWORK_NODE_LEASE).map(Lease::owner_node).transpose(),
+        None => network_owner(app).await,
     }
 }
 

@@ -13,6 +13,7 @@ use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::PowerState;
 use muster_types::node::NodeApi;
 use muster_types::replica::ReplicaState;
+use muster_types::settings::Settings;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -20,8 +21,8 @@ use crate::app::App;
 use crate::objects::instance::{object, replica};
 use muster_types::event::{Event, EventType};
 
-/// The interval between passes.
-pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum interval between passes while an instance of this daemon has replicas.
+const MAX_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval while no instance of this daemon has replicas. Few statements, because this is the case of most daemons.
 const IDLE_INTERVAL: Duration = Duration::from_secs(20);
 /// How often is measured how much a replica is behind.
@@ -30,6 +31,11 @@ const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_COPIES: usize = 4;
 /// The maximum time after a failure until the next attempt.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Returns a tenth of `REPLICA_INTERVAL`, between one second and [`MAX_INTERVAL`].
+pub(super) fn interval(settings: &Settings) -> Duration {
+    Duration::from_secs(settings.replica_interval).div_f64(10.0).clamp(Duration::from_secs(1), MAX_INTERVAL)
+}
 
 /// In-memory state kept between passes.
 #[derive(Debug, Default)]
@@ -138,7 +144,7 @@ async fn reconcile(app: &Arc<App>, state: &mut ReplicaReconcileState) -> Result<
             tracing::warn!(%error, "failed to start a copy to a replica");
         }
     }
-    Ok(RECONCILE_INTERVAL)
+    Ok(interval(&app.settings))
 }
 
 /// Measures how much the replica of an instance is behind, if that is due.

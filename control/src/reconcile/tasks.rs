@@ -78,7 +78,7 @@ pub static TASKS: &[Task] = &[
     Task {
         name: "replicas",
         runs_on: RunsOn::EveryDaemon,
-        interval: |_| replicas::RECONCILE_INTERVAL,
+        interval: replicas::interval,
         last_run: None,
         purpose: "copies the disks of instances with replicas to other nodes, removes replicas that are not needed",
         run: Run::Loop(|app, stop| Box::pin(replicas::run(app, stop))),
@@ -245,7 +245,14 @@ pub static TASKS: &[Task] = &[
         interval: quarantine_interval,
         last_run: None,
         purpose: "frees addresses that were released IP_DELETION_HALO_DURATION seconds ago",
-        run: Run::Pass(|app| Box::pin(async { quarantine::run(app).await.map(|_| false) })),
+        run: Run::Pass(|app| {
+            Box::pin(async {
+                if app.cluster_changes.may_have_quarantined_addresses() {
+                    quarantine::run(app).await?;
+                }
+                Ok(false)
+            })
+        }),
     },
     Task {
         name: "webhooks",

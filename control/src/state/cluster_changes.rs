@@ -41,6 +41,11 @@ impl ClusterChanges {
         self.latest().is_none_or(|summary| summary.webhooks > 0)
     }
 
+    /// Returns whether addresses may be quarantined.
+    pub(crate) fn may_have_quarantined_addresses(&self) -> bool {
+        self.latest().is_none_or(|summary| summary.has_quarantined_addresses)
+    }
+
     /// Waits for the next summary.
     pub(crate) async fn wait_next(&self) {
         // The sender lives as long as this.

@@ -45,6 +45,13 @@ impl LeaseObservations {
         let last = observed.get(&lease.name).filter(|last| last.is(lease))?;
         (last.since.elapsed() >= length).then_some(lease.version)
     }
+
+    /// Returns the time until a lease counts as unrenewed unless its owner renews it.
+    pub(crate) fn remaining(&self, lease: &Lease, length: Duration) -> Option<Duration> {
+        let observed = self.0.lock();
+        let last = observed.get(&lease.name).filter(|last| last.is(lease))?;
+        Some(length.saturating_sub(last.since.elapsed()))
+    }
 }
 
 #[cfg(test)]
@@ -71,6 +78,8 @@ mod tests {
         leases.observe(&[expired.clone()], ago(11));
         leases.observe(&[expired.clone()], ago(0));
         assert_eq!(leases.unrenewed(&expired, LENGTH), None, "observed for 11 seconds");
+        let remaining = leases.remaining(&expired, LENGTH).unwrap();
+        assert!(remaining <= Duration::from_secs(1), "{remaining:?}");
         // It expires in the far future.
         let renewed = lease(8, 1e12);
         leases.observe(&[renewed.clone()], ago(13));
