@@ -378,7 +378,7 @@ async fn full_disk_leaves_no_file() {
     std::fs::create_dir(&small).unwrap();
     let data = source.daemon.data.display();
     let script = format!(
-        "mount -t tmpfs -o size=64k none {0} && for blobs in include reference; do ! {1} backup create {0}/x.backup --blobs $blobs \
+        "mount -t tmpfs -o size=4k none {0} && for blobs in include reference; do ! {1} backup create {0}/x.backup --blobs $blobs \
          --data-dir {data} --recipient {2} 2>>{0}.log || exit 1; done && cat {0}.log && ls -A {0} | wc -l",
         small.display(),
         env!("CARGO_BIN_EXE_muster"),

@@ -266,6 +266,54 @@ async fn daemon_of_a_deleted_node_exits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn drained_node_leaves_copies_of_blobs_that_only_a_stopped_node_has() {
+    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let directory = tempfile::tempdir().unwrap();
+    let start = |number: usize| {
+        let member = member(directory.path(), &format!("n{number}"), &url);
+        let arguments = ["--simulate", "1", "--simulate-from", &number.to_string()];
+        member.arguments(&arguments).set("BLOB_REPLICATION_FACTOR", "2").start()
+    };
+    let [first, second, third] = [1, 2, 3].map(start);
+    let token = first.log_in("system", "the first key").await;
+    let (_, upload) = first.call(&token, Method::POST, "/upload", Some(json!({}))).await;
+    let upload = upload["uuid"].as_str().unwrap();
+    let content = reqwest::Client::new().post(format!("{}/upload/{upload}", first.url)).bearer_auth(&token);
+    assert_eq!(content.body("notes").send().await.unwrap().status(), 200);
+    let body = json!({"upload_uuid": upload, "artifact_type": "other"});
+    let (status, artifact) = first.call(&token, Method::POST, "/artifacts/upload/notes", Some(body)).await;
+    assert_eq!(status, 200, "{artifact}");
+    let path = format!("/blobs/{}", artifact["blob_uuid"].as_str().unwrap());
+    let locations = async |daemon: &Daemon| {
+        let (_, blob) = daemon.call(&token, Method::GET, &path, None).await;
+        let names = blob["locations"].as_array().into_iter().flatten();
+        let mut names: Vec<String> = names.map(|name| name.as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    };
+    let copies = wait_for("two copies", async || {
+        let names = locations(&first).await;
+        (names.len() == 2).then_some(names)
+    })
+    .await;
+    assert_eq!(copies[0], "sim-1", "the node that received the upload");
+    let (holder, other) = if copies[1] == "sim-2" { (second, third) } else { (third, second) };
+    assert!(holder.stop().success());
+
+    let (status, drain) = first.call(&token, Method::POST, "/nodes/sim-1/drain", Some(json!({}))).await;
+    assert_eq!(status, 200, "{drain}");
+    let operation = format!("/clusteroperations/node_op/{}", drain["operation"]["op_uuid"].as_str().unwrap());
+    wait_for("the drain", async || {
+        let (_, operation) = other.call(&token, Method::GET, &operation, None).await;
+        (operation["state"] == "complete").then_some(())
+    })
+    .await;
+    assert_eq!(locations(&other).await, ["sim-1", "sim-2", "sim-3"]);
+    let (status, node) = other.call(&token, Method::DELETE, "/nodes/sim-1", None).await;
+    assert_eq!(status, 200, "{node}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn copy_of_a_stopped_daemons_directory_is_rejected() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
     let directory = tempfile::tempdir().unwrap();
