@@ -53,14 +53,14 @@ fn doctor_reports_every_check_and_fails_without_the_database() {
         (check["state"].as_str().unwrap().to_owned(), check["detail"].as_str().unwrap().to_owned())
     };
     assert_eq!(database(&checks).0, "ok");
+    let names = String::from_utf8(doctor(directory, &["-o", "name"]).output().unwrap().stdout).unwrap();
+    assert_eq!(names.lines().count(), checks.len(), "{names}");
     assert!(!directory.join("data").exists(), "it changed the host");
     let url = "mysql://muster:secret@127.0.0.1:9/muster";
     let (code, checks) = run(&[("MUSTER_DATABASE_URL", url)]);
     let (state, detail) = database(&checks);
     assert_eq!((code, &*state), (Some(1), "failed"));
     assert!(detail.contains("127.0.0.1:9") && !detail.contains("secret"), "{detail}");
-    let names = String::from_utf8(doctor(directory, &["-o", "name"]).output().unwrap().stdout).unwrap();
-    assert_eq!(names.lines().count(), checks.len(), "{names}");
     let text = doctor_text(directory);
     assert!(text.contains("checks: ") && text.contains("database"), "{text}");
 }
