@@ -96,6 +96,12 @@ async fn idle_daemons_of_a_cluster_send_few_statements() {
     let network = json!({"name": "blue", "netblock": "10.0.0.0/24"});
     let (status, record) = daemons[0].call(&token, Method::POST, "/networks", Some(network)).await;
     assert_eq!(status, 200, "{record}");
+    let path = format!("/networks/{}", record["uuid"].as_str().unwrap());
+    wait_for("the network", async || {
+        let (_, record) = daemons[0].call(&token, Method::GET, &path, None).await;
+        (record["state"] == "created").then_some(())
+    })
+    .await;
     let instance = json!({
         "name": "web", "cpus": 1, "memory": 64, "disk": [{"size": 1}], "network": [{"network_uuid": "blue"}],
         "placed_on": "sim-1",
