@@ -90,8 +90,11 @@ async fn terraform_example_creates_and_destroys_its_objects() {
         assert!(names(&daemon, "networks").await.is_empty() && names(&daemon, "instances").await.is_empty());
     }
     let mut refused = Command::new(example.join("object"));
-    let refused =
-        log_in(&mut refused, &daemon).args(["create", "networks", "bad"]).env("BODY", "{}").output().unwrap();
+    let refused = log_in(&mut refused, &daemon)
+        .args(["create", "networks", "bad"])
+        .env("BODY", r#"{"name": "bad"}"#)
+        .output()
+        .unwrap();
     assert!(
         !refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("netblock"),
         "{refused:?}"

@@ -44,7 +44,11 @@ impl OldCluster {
             this.muster(&format!("-o json artifact upload base {} --in-namespace ci", disk.display()));
         let image: Value = serde_json::from_str(&image).unwrap();
         this.muster(&format!(
-            "artifact upload notes {} --type other --shared --in-namespace ci",
+            "artifact upload notes {} --type other --in-namespace ci",
+            directory.join("notes.txt").display()
+        ));
+        this.muster(&format!(
+            "artifact upload manual {} --type other --shared",
             directory.join("notes.txt").display()
         ));
         let instance = json!({
@@ -81,12 +85,12 @@ impl OldCluster {
     }
 }
 
-/// Returns the objects of a collection in the namespace of the tenant.
-async fn objects(daemon: &Daemon, collection: &str) -> Vec<Value> {
+/// Returns the objects of a collection in a namespace.
+async fn objects(daemon: &Daemon, collection: &str, namespace: &str) -> Vec<Value> {
     let token = daemon.log_in("system", &daemon.system_key()).await;
     let (_, objects) = daemon.call(&token, Method::GET, collection, None).await;
     let objects = objects.as_array().unwrap().iter();
-    objects.filter(|object| object["namespace"] == "ci").cloned().collect()
+    objects.filter(|object| object["namespace"] == namespace).cloned().collect()
 }
 
 /// Returns the part of an instance that the guide promises to keep.
@@ -144,7 +148,7 @@ async fn commands_of_the_guide_move_everything_of_a_tenant() {
     let key = keys.strip_prefix("ci pipeline ").unwrap().trim();
     new.log_in("ci", key).await;
 
-    let networks = objects(&new, "/networks").await;
+    let networks = objects(&new, "/networks", "ci").await;
     let facts: Vec<_> = networks
         .iter()
         .map(|network| (&network["name"], &network["netblock"], &network["provide_nat"]))
@@ -153,12 +157,15 @@ async fn commands_of_the_guide_move_everything_of_a_tenant() {
     assert!(facts.contains(&(&json!("lan"), &json!("10.0.0.0/24"), &json!(true))), "{facts:?}");
     assert!(facts.contains(&(&json!("dmz"), &json!("10.0.1.0/24"), &json!(false))), "{facts:?}");
 
-    let artifacts = objects(&new, "/artifacts").await;
+    let artifacts = objects(&new, "/artifacts", "ci").await;
     let find = |name: &str| artifacts.iter().find(|artifact| artifact["name"] == name).unwrap();
     assert_eq!((&find("base")["artifact_type"], &find("base")["shared"]), (&json!("image"), &json!(false)));
-    assert_eq!((&find("notes")["artifact_type"], &find("notes")["shared"]), (&json!("other"), &json!(true)));
+    assert_eq!((&find("notes")["artifact_type"], &find("notes")["shared"]), (&json!("other"), &json!(false)));
+    let shared = objects(&new, "/artifacts", "system").await;
+    assert_eq!((shared.len(), &shared[0]["name"], &shared[0]["shared"]), (1, &json!("manual"), &json!(true)));
 
-    let (before, after) = (objects(&old.daemon, "/instances").await, objects(&new, "/instances").await);
+    let (before, after) =
+        (objects(&old.daemon, "/instances", "ci").await, objects(&new, "/instances", "ci").await);
     assert_eq!((before.len(), after.len()), (1, 1));
     let (before, after) = (&before[0], &after[0]);
     assert_eq!(kept(after), kept(before));

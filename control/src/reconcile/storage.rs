@@ -14,6 +14,7 @@ use muster_types::event::{Event, EventType};
 use muster_types::ids::{BlobId, NodeId};
 use muster_types::node::{NodeApi, NodeState};
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::settings::Settings;
 use muster_types::storage::{Draft, StoredFile, StoredFileKind};
 use muster_types::time::now;
 use tokio::sync::watch;
@@ -27,8 +28,8 @@ use muster_store::blob_locations::NodeCopy;
 use muster_store::uploads::UploadRow;
 use muster_store::{blob_locations, blobs, operations, transaction, uploads};
 
-/// The interval between passes over the nodes while no blob changes.
-pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(60);
+/// The longest interval between passes over the nodes while no blob changes.
+const MAX_RECONCILE_INTERVAL: Duration = Duration::from_secs(60);
 /// The shortest interval between passes.
 const MIN_RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
 /// The maximum number of complete copies of a node that are verified in one pass.
@@ -43,6 +44,12 @@ const NODES_PER_PASS: usize = 16;
 const MAX_REMOVALS: usize = 200;
 /// The time in seconds after which a damaged copy is verified again: the read error may have been transient.
 const DAMAGED_RECHECK_DELAY: f64 = 600.0;
+
+/// Returns the interval between passes: `CHECKSUM_VERIFICATION_FREQUENCY`, between two seconds and a minute.
+pub(super) fn interval(settings: &Settings) -> Duration {
+    let interval = Duration::from_secs(settings.checksum_verification_frequency);
+    interval.clamp(MIN_RECONCILE_INTERVAL, MAX_RECONCILE_INTERVAL)
+}
 
 /// In-memory state kept per node between passes.
 #[derive(Debug, Default)]
@@ -82,7 +89,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             let changed = app.cluster_changes.wait_blobs_changed();
             let changed = async { tokio::join!(changed, tokio::time::sleep(MIN_RECONCILE_INTERVAL)) };
             // Without a change, too: files may have been damaged or left behind.
-            let _ = tokio::time::timeout(RECONCILE_INTERVAL, changed).await;
+            let _ = tokio::time::timeout(interval(&app.settings), changed).await;
         };
         tokio::select! {
             () = pause => {}

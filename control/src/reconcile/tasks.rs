@@ -70,7 +70,7 @@ pub static TASKS: &[Task] = &[
     Task {
         name: "storage",
         runs_on: RunsOn::EveryDaemon,
-        interval: |_| storage::RECONCILE_INTERVAL,
+        interval: storage::interval,
         last_run: None,
         purpose: "matches files of nodes with blobs, verifies checksums, copies blobs that have too few copies",
         run: Run::Loop(|app, stop| Box::pin(storage::run(app, stop))),
