@@ -52,9 +52,26 @@ use table::{RouteTable, handlers};
 
 /// Creates the table of routes: who may call each, and the family of the scope that it needs.
 fn table(app: &Arc<App>) -> RouteTable {
-    use Access::{Admin, Public, Token};
-
     let mut table = RouteTable::new(app);
+    // Each route needs kilobytes of stack without optimization, hence several functions.
+    for add in [
+        add_general_routes,
+        add_auth_routes,
+        add_node_routes,
+        add_network_routes,
+        add_instance_routes,
+        add_artifact_routes,
+        add_cluster_routes,
+    ] {
+        add(&mut table);
+    }
+    table
+}
+
+/// Adds the routes of the root, health, documents, the UI and the agent program.
+fn add_general_routes(table: &mut RouteTable) {
+    use Access::Public;
+
     table.add(Public, "", handlers!(root::root));
     table.add(Public, "", handlers!(health::livez));
     table.add(Public, "", handlers!(health::readyz));
@@ -68,6 +85,11 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Public, "", handlers!(ui::file));
     table.add(Public, "", handlers!(agent_program::install));
     table.add(Public, "", handlers!(agent_program::program));
+}
+
+/// Adds the routes of logins, namespaces, keys, quotas, rules, webhooks and issuers.
+fn add_auth_routes(table: &mut RouteTable) {
+    use Access::{Admin, Public, Token};
 
     table.add(Public, "auth", handlers!(login::log_in));
     table.add(Public, "auth", handlers!(exchanges::create));
@@ -113,6 +135,11 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Admin, "issuer", handlers!(issuers::list_events));
     table.add(Admin, "issuer", handlers!(issuers::metadata::list, issuers::metadata::create));
     table.add(Admin, "issuer", handlers!(issuers::metadata::update, issuers::metadata::delete));
+}
+
+/// Adds the routes of nodes.
+fn add_node_routes(table: &mut RouteTable) {
+    use Access::Admin;
 
     table.add(Admin, "node", handlers!(nodes::list));
     table.add(Admin, "node", handlers!(nodes::get, nodes::delete));
@@ -124,6 +151,11 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Admin, "node", handlers!(nodes::list_events));
     table.add(Admin, "node", handlers!(nodes::metadata::list, nodes::metadata::create));
     table.add(Admin, "node", handlers!(nodes::metadata::update, nodes::metadata::delete));
+}
+
+/// Adds the routes of networks.
+fn add_network_routes(table: &mut RouteTable) {
+    use Access::Token;
 
     table.add(Token, "network", handlers!(networks::list, networks::create, networks::delete_all));
     table.add(Token, "network", handlers!(networks::get, networks::delete));
@@ -140,6 +172,11 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "network", handlers!(networks::list_operations));
     table.add(Token, "network", handlers!(networks::metadata::list, networks::metadata::create));
     table.add(Token, "network", handlers!(networks::metadata::update, networks::metadata::delete));
+}
+
+/// Adds the routes of instances, their agents and interfaces.
+fn add_instance_routes(table: &mut RouteTable) {
+    use Access::{Admin, Public, Token};
 
     table.add(Token, "instance", handlers!(instances::list, instances::create, instances::delete_all));
     table.add(Token, "instance", handlers!(instances::get, instances::delete));
@@ -197,6 +234,11 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "interface", handlers!(interfaces::defloat));
     table.add(Token, "interface", handlers!(interfaces::metadata::list, interfaces::metadata::create));
     table.add(Token, "interface", handlers!(interfaces::metadata::update, interfaces::metadata::delete));
+}
+
+/// Adds the routes of artifacts, labels, uploads and blobs.
+fn add_artifact_routes(table: &mut RouteTable) {
+    use Access::{Admin, Token};
 
     table.add(Token, "artifact", handlers!(artifacts::list, artifacts::create, artifacts::delete_all));
     table.add(Token, "artifact", handlers!(artifacts::create_version));
@@ -227,6 +269,11 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "blob", handlers!(blobs::search_without_hash));
     table.add(Token, "blob", handlers!(blobs::metadata::list, blobs::metadata::create));
     table.add(Token, "blob", handlers!(blobs::metadata::update, blobs::metadata::delete));
+}
+
+/// Adds the routes of event streams, operations, invitations and administration.
+fn add_cluster_routes(table: &mut RouteTable) {
+    use Access::{Admin, Public, Token};
 
     // Each message needs the scope for reading its object.
     table.add(Token, "", handlers!(event_streams::open));
@@ -250,7 +297,6 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Admin, "admin", handlers!(rebalance::start));
     table.add(Admin, "admin", handlers!(admin::console_keys));
     table.add(Token, "admin", handlers!(admin::ca_certificate));
-    table
 }
 
 /// Creates the API service and the list of its routes.
