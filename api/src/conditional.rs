@@ -1,7 +1,6 @@
 //! Tags of records, `If-None-Match` and `If-Match`. See docs/decisions/0088.
 
 use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use aws_lc_rs::digest::{SHA256, digest};
@@ -13,20 +12,18 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use muster_types::Error;
-use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedMutexGuard;
 use tower::ServiceExt as _;
 
 use crate::arguments::form_pairs;
 use crate::error::ApiError;
 use crate::etag;
+use crate::forward::is_forwarded;
 use crate::incoming::Incoming;
 use crate::response::RecordedBody;
+use muster_control::auth::Caller;
+use muster_control::state::ObjectLocks;
 use muster_store::{ObjectRow, Precondition, beside_change, require_precondition};
-
-/// The number of locks of records, which are chosen by a hash.
-const LOCKS: usize = 64;
-/// The maximum number of conditional changes at a time. Each uses two connections to the database when it is committed.
-const MAX_CONDITIONAL_CHANGES: usize = 8;
 
 /// The tables of the objects below these paths, with the primary key, and the field of a record that contains it.
 const OBJECT_TABLES: &[(&str, &str, &str, &str)] = &[
@@ -43,8 +40,8 @@ const OBJECT_TABLES: &[(&str, &str, &str, &str)] = &[
 pub(crate) struct RecordRoutes {
     router: Router,
     templates: HashSet<String>,
-    locks: Vec<Arc<Mutex<()>>>,
-    changes: Arc<Semaphore>,
+    /// One lock for each record and namespace of callers, so that no request waits for those of another namespace.
+    locks: ObjectLocks<(String, String)>,
 }
 
 /// The paths of the records that a request is about.
@@ -65,16 +62,9 @@ struct RecordReader {
     incoming: Option<Incoming>,
 }
 
-/// Held while a conditional change is executed.
-pub(crate) struct ConditionalChange {
-    _lock: OwnedMutexGuard<()>,
-    _permit: OwnedSemaphorePermit,
-}
-
 impl RecordRoutes {
     pub(crate) fn new(router: Router, templates: HashSet<String>) -> Self {
-        let locks = (0..LOCKS).map(|_| Arc::default()).collect();
-        Self { router, templates, locks, changes: Arc::new(Semaphore::new(MAX_CONDITIONAL_CHANGES)) }
+        Self { router, templates, locks: ObjectLocks::default() }
     }
 
     /// Returns the records that a request is about.
@@ -156,9 +146,9 @@ pub(crate) fn add_tag(request: &HeaderMap, mut response: Response) -> Response {
     response
 }
 
-/// Checks the header `If-Match` of a change, and lets the transaction that changes something check it again. Returns what other
-/// such changes of the record through this daemon wait for, or the response to a request that must not be executed.
-pub(crate) async fn check(request: &Parts) -> Result<Option<ConditionalChange>, Response> {
+/// Checks the header `If-Match` of a change, and lets the transaction that changes something check it again. Returns the lock
+/// that other such changes of the record through this daemon wait for, or the response to a request that must not be executed.
+pub(crate) async fn check(request: &Parts) -> Result<Option<OwnedMutexGuard<()>>, Response> {
     let Some(tags) = request.headers.get(IF_MATCH) else { return Ok(None) };
     let refuse = |error: Error| ApiError(error).into_response();
     let routes = request.extensions.get::<Arc<RecordRoutes>>();
@@ -171,12 +161,15 @@ pub(crate) async fn check(request: &Parts) -> Result<Option<ConditionalChange>, 
             "If-Match: not supported here, because no record has this path".into(),
         )));
     };
-    let mut hasher = DefaultHasher::new();
-    path.hash(&mut hasher);
-    let index = usize::try_from(hasher.finish() % LOCKS as u64).unwrap_or_default();
-    let lock = Arc::clone(&routes.locks[index]).lock_owned().await;
-    let permit = Arc::clone(&routes.changes).acquire_owned().await;
-    let permit = permit.map_err(|error| refuse(Error::Internal(error.to_string())))?;
+    // The daemon that has forwarded a request holds its own lock meanwhile. If this one waited as well, two daemons that
+    // forward to each other could wait for each other.
+    let lock = if is_forwarded(&request.headers) {
+        None
+    } else {
+        let caller = request.extensions.get::<Caller>();
+        let namespace = caller.map(|caller| caller.namespace.clone()).unwrap_or_default();
+        Some(routes.locks.lock((namespace, path.to_owned())).await)
+    };
     let reader = routes.reader(request);
     let current = reader.read(path).await;
     if current.status() != StatusCode::OK {
@@ -196,7 +189,7 @@ pub(crate) async fn check(request: &Parts) -> Result<Option<ConditionalChange>, 
             if is_current(&current, &tags) { Ok(()) } else { Err(has_changed(&path)) }
         }
     }));
-    Ok(Some(ConditionalChange { _lock: lock, _permit: permit }))
+    Ok(lock)
 }
 
 #[cfg(test)]

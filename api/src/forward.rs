@@ -43,6 +43,11 @@ const FORWARDED_RESPONSE_HEADERS: &[HeaderName] = &[
     header::RETRY_AFTER,
 ];
 
+/// Returns whether another daemon has sent a request with these headers.
+pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
+    headers.contains_key(&FORWARDED)
+}
+
 /// The response of this daemon, or the one of the daemon that a request was forwarded to.
 #[derive(Debug)]
 pub(crate) enum MaybeForwarded<T> {
@@ -108,7 +113,7 @@ impl OriginalRequest {
 
     /// Returns whether another daemon has sent the request.
     pub(crate) fn is_forwarded(&self) -> bool {
-        self.headers.contains_key(&FORWARDED)
+        is_forwarded(&self.headers)
     }
 
     pub(crate) fn headers(&self) -> &HeaderMap {

@@ -69,6 +69,12 @@ pub(crate) async fn name_route(route: MatchedPath, request: Request<Body>, next:
     response
 }
 
+/// Returns whether a request without a token was accepted because of the credentials in it: a login, an exchange, a ticket or an
+/// invitation. Anyone can send any number of others.
+fn has_used_credentials(method: &Method, status: StatusCode) -> bool {
+    *method == Method::POST && status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS
+}
+
 /// The API as a service.
 #[derive(Clone)]
 pub struct Service {
@@ -147,7 +153,11 @@ impl Service {
         }
         let route = route.as_ref().map_or(UNMATCHED, MatchedPath::as_str);
         if let Some(span) = span {
-            self.end_span(span, method_label(&method), route, &id, response.status());
+            // With the spans of other requests, anyone could displace those that matter.
+            let is_admitted = events.is_authenticated() || has_used_credentials(&method, response.status());
+            if is_admitted && route != UNMATCHED {
+                self.end_span(span, method_label(&method), route, &id, response.status());
+            }
         }
         self.app.metrics.responded(method_label(&method), route, response.status().as_u16(), started);
         tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), %peer, "request handled");
@@ -157,9 +167,9 @@ impl Service {
         compress(accepts_gzip, response)
     }
 
-    /// Exports the span of a request. Not of those that anyone can send any number of, who would displace other spans.
+    /// Exports the span of a request.
     fn end_span(&self, mut span: Span, method: &str, route: &str, id: &str, status: StatusCode) {
-        if status == StatusCode::UNAUTHORIZED || route == UNMATCHED || !span.context().is_sampled() {
+        if !span.context().is_sampled() {
             return;
         }
         span.rename(format!("{method} {route}"));

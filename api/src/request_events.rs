@@ -88,6 +88,11 @@ impl RequestEvents {
         self.progress.lock().authenticated = true;
     }
 
+    /// Returns whether the caller has a valid token.
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.progress.lock().authenticated
+    }
+
     /// Notes the body, and records the request if its caller has a valid token.
     pub(crate) fn received(&self, body: &Bytes) {
         let mut progress = self.progress.lock();

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use muster_types::Error;
+use tokio::sync::Semaphore;
 
+use crate::change::current_precondition;
 use crate::error::StoreError;
 use crate::membership::Membership;
 use crate::migrate::Migration;
@@ -16,6 +18,9 @@ use crate::time::NOW;
 use crate::transaction::{Tx, TxEngine};
 use crate::value::Value;
 use crate::{mariadb, migrate, params, sqlite, transaction};
+
+/// The maximum number of transactions with a precondition at a time. Each needs two connections: its own, and that of its check.
+pub(crate) const MAX_CONDITIONAL_TRANSACTIONS: usize = 8;
 
 pub(crate) enum Engine {
     Sqlite(sqlite::Sqlite),
@@ -58,6 +63,8 @@ pub struct Store {
     pub(crate) engine: Engine,
     /// The nodes of this daemon; checked by every transaction.
     pub membership: Arc<Membership>,
+    /// Limits the transactions with a precondition.
+    pub(crate) conditional: Arc<Semaphore>,
     /// The number of statements.
     statements: Arc<AtomicU64>,
     pub metrics: StoreMetrics,
@@ -107,6 +114,7 @@ impl Store {
         Ok(Self {
             engine,
             membership: Arc::default(),
+            conditional: Arc::new(Semaphore::new(MAX_CONDITIONAL_TRANSACTIONS)),
             statements: Arc::default(),
             metrics: StoreMetrics::default(),
             migrations,
@@ -218,6 +226,12 @@ impl Store {
     #[doc(hidden)]
     pub async fn begin(&self) -> Result<Tx, StoreError> {
         let started = Instant::now();
+        // Before its connection: the checks of the others need one to end.
+        let permit = if current_precondition().is_some() {
+            Arc::clone(&self.conditional).acquire_owned().await.ok()
+        } else {
+            None
+        };
         let engine = match &self.engine {
             Engine::Sqlite(sqlite) => sqlite.begin().await.map(TxEngine::Sqlite),
             Engine::MariaDb(mariadb) => mariadb.begin().await.map(TxEngine::MariaDb),
@@ -227,7 +241,7 @@ impl Store {
         self.statements.fetch_add(2, Ordering::Relaxed);
         let (membership, statements) = (Arc::clone(&self.membership), Arc::clone(&self.statements));
         let metrics = self.metrics.clone();
-        Ok(Tx { engine, membership, statements, metrics, started, has_written: false })
+        Ok(Tx { engine, membership, statements, metrics, started, has_written: false, permit })
     }
 
     /// Returns this store for transactions that a daemon may commit after its nodes were fenced.

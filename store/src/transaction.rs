@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use muster_types::Error;
 use muster_types::idempotency::IdempotencyState;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::change::{
     IdempotencyLease, current_lease, current_precondition, is_dry_run, record_commit, require_waiting,
@@ -38,6 +39,8 @@ pub struct Tx {
     pub(crate) started: Instant,
     /// Whether it has changed a row.
     pub(crate) has_written: bool,
+    /// Held by a transaction with a precondition.
+    pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
 
 impl std::fmt::Debug for Tx {
@@ -173,6 +176,8 @@ impl Tx {
                 }
             }
         };
+        // Others may run during the backoff.
+        drop(self.permit);
         retry.after(failure).await
     }
 }

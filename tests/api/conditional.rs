@@ -1,9 +1,15 @@
 //! Tags of records, `If-None-Match` and `If-Match`.
 
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{Method, Request};
+use futures_util::stream;
 use muster_test_cluster::{ApiResponse, Cluster};
 use serde_json::{Value, json};
+use tokio::sync::{Semaphore, watch};
 
 use crate::scopes::scoped_token;
 
@@ -132,6 +138,45 @@ async fn change_through_another_daemon_is_seen_by_the_transaction() {
     assert_eq!((made, stale), (1, 9), "{statuses:?}");
     let stored = cluster.call(&token, Method::GET, &metadata, None).await.body;
     assert_eq!(stored.as_object().unwrap().len(), 1, "{stored}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_conditional_uploads_do_not_delay_other_changes() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    let path = create_network(&cluster, &token).await;
+    let metadata = format!("{path}/metadata");
+    cluster.create_namespace("ci").await;
+    let uploader = cluster.token("ci").await;
+    let started = Arc::new(Semaphore::new(0));
+    let (end, ended) = watch::channel(());
+    let mut uploads = Vec::new();
+    for _ in 0..8 {
+        let upload = cluster.call(&uploader, Method::POST, "/upload", None).await;
+        let path = format!("/upload/{}", upload.body["uuid"].as_str().unwrap());
+        let (started, mut ended) = (Arc::clone(&started), ended.clone());
+        let data = stream::once(async move {
+            started.add_permits(1);
+            let _ = ended.changed().await;
+            Ok::<_, Infallible>("data")
+        });
+        let request = Request::post(path).header("authorization", format!("Bearer {uploader}"));
+        let request = request.header("if-match", "*").body(Body::from_stream(data)).unwrap();
+        let service = cluster.service.clone();
+        let peer = "127.0.0.1:9".parse().unwrap();
+        uploads.push(tokio::spawn(async move { service.call(request, peer).await.status() }));
+    }
+    let timeout = Duration::from_secs(60);
+    let all = tokio::time::timeout(timeout, started.acquire_many(8)).await;
+    let _all = all.expect("every upload is received").unwrap();
+    let body = Some(json!({"key": "a", "value": "1"}));
+    let change = call(&cluster, &token, (Method::POST, &metadata), ("if-match", "*"), body);
+    let changed = tokio::time::timeout(timeout, change).await.expect("the change does not wait");
+    assert_eq!(changed.status, 200, "{}", changed.text);
+    drop(end);
+    for upload in uploads {
+        assert_eq!(upload.await.unwrap(), 200);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

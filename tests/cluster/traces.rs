@@ -140,8 +140,10 @@ async fn unresponsive_collector_delays_nothing_and_dropped_spans_are_counted() {
         .set("MARIADB_GATEWAY_METRICS_PORT", &metrics.to_string())
         .start();
     // The first spans are rejected. Those of probes and of requests without a valid token are not exported.
-    let token = daemon.log_in("system", &daemon.system_key()).await;
+    assert_eq!(daemon.call("", Method::DELETE, "/auth/session", None).await.0, 200);
+    assert_eq!(daemon.call("", Method::POST, "/auth", Some(json!({}))).await.0, 400);
     assert_eq!(daemon.call("", Method::GET, "/nodes", None).await.0, 401);
+    let token = daemon.log_in("system", &daemon.system_key()).await;
     let count = async |name: &str| {
         let url = format!("http://127.0.0.1:{metrics}/metrics");
         let text = reqwest::get(url).await.unwrap().text().await.unwrap();

@@ -1,6 +1,5 @@
 //! `/instances/{instance_ref}/agent/terminal`: interactive sessions in guests, over upgraded connections.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Du
 use utoipa::ToSchema;
 
 use crate::arguments::{Args, required};
-use crate::authorized_stream::AuthorizedStream;
+use crate::authorized_stream::SESSION_ENDED;
 use crate::error::ApiResult;
 use crate::forward::{OriginalRequest, unplaced};
 use crate::guard::Authenticated;
@@ -102,7 +101,7 @@ pub(crate) async fn open(
     let (guest, session) = terminal::open(&app, &caller, &node, &row, &terminal_request).await?;
     let client = register(&app, &caller);
     Ok(upgrade.accept(async move |stream| {
-        session.end(serve(AuthorizedStream::new(stream, client), guest).await);
+        session.end(serve(stream, guest, client.ended()).await);
     }))
 }
 
@@ -116,7 +115,8 @@ pub(super) async fn start(
 ) -> ApiResult<DuplexStream> {
     let (guest, session) = terminal::open(app, caller, node, row, request).await?;
     let (client, stream) = tokio::io::duplex(READ_SIZE);
-    tokio::spawn(async move { session.end(serve(stream, guest).await) });
+    // The caller ends the connection when the client may not use it any longer.
+    tokio::spawn(async move { session.end(serve(stream, guest, std::future::pending()).await) });
     Ok(client)
 }
 
@@ -131,16 +131,18 @@ pub(super) fn forwarded_terminal(
     OriginalRequest::post(&format!("/instances/{instance}/agent/terminal"), &body)
 }
 
-/// Relays data between a client and a guest until one of them ends. Returns the exit code, or the reason why the
-/// command has none.
+/// Relays data between a client and a guest until one of them or the session of the client ends. Returns the exit code, or the
+/// reason why the command has none.
 async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
     guest: GuestTerminal,
+    session_ended: impl Future<Output = ()>,
 ) -> Result<i32, String> {
     let (reader, mut writer) = tokio::io::split(Box::pin(stream));
     let result = tokio::select! {
         result = send_output(&mut writer, guest.output) => result,
         reason = receive_input(reader, guest.input) => Err(reason),
+        () = session_ended => Err(SESSION_ENDED.to_owned()),
     };
     let last = match &result {
         Ok(code) => TerminalFrame::Exited(*code),
@@ -202,7 +204,6 @@ async fn receive_input(mut reader: impl AsyncRead + Unpin, mut input: Box<dyn Te
         let silence = Duration::from_secs(SILENCE_TIMEOUT);
         match tokio::time::timeout(silence, reader.read_buf(&mut buffer)).await {
             Ok(Ok(count)) if count > 0 => {}
-            Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => return error.to_string(),
             Ok(_) => return "the client closed the connection".into(),
             Err(_) => return "the client does not respond".into(),
         }

@@ -63,14 +63,11 @@ pub(crate) async fn open(
     Args(query): Args<StreamQuery>,
 ) -> ApiResult<Response> {
     let header = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let last = header.or(query.last_event_id).filter(|last| !last.is_empty());
-    let position =
-        last.as_ref().and_then(|last| last.parse().ok()).filter(|position: &f64| position.is_finite());
-    let is_unknown = last.is_some() && position.is_none();
-    let StreamQuery { object_type, object_uuid, namespace, .. } = query;
-    let request = StreamRequest { object_type, object_uuid, namespace };
-    let stream = event_stream::open(&app, &caller, &request, position).await?;
-    let mut response = respond(StatusCode::OK, EVENT_STREAM, body(app, stream, is_unknown));
+    let StreamQuery { object_type, object_uuid, namespace, last_event_id } = query;
+    let last_event_id = header.or(last_event_id).filter(|last| !last.is_empty());
+    let request = StreamRequest { object_type, object_uuid, namespace, last_event_id };
+    let stream = event_stream::open(&app, &caller, &request).await?;
+    let mut response = respond(StatusCode::OK, EVENT_STREAM, body(app, stream));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     // Makes proxies pass messages on immediately.
     response.headers_mut().insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
@@ -80,16 +77,12 @@ pub(crate) async fn open(
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-fn body(app: Arc<App>, stream: EventStream, is_unknown: bool) -> Body {
+fn body(app: Arc<App>, stream: EventStream) -> Body {
     let lifetime = Duration::from_secs(stream.expires.saturating_sub(unix_seconds()));
     let ends = Instant::now() + lifetime;
-    let first = is_unknown.then(|| Bytes::from_static(b"event: reset\ndata: {}\n\n"));
-    Body::from_stream(stream::unfold((app, stream, first), move |(app, mut stream, first)| async move {
-        let bytes = match first {
-            Some(first) => first,
-            None => next(&app, &mut stream, ends).await?,
-        };
-        Some((Ok::<_, std::convert::Infallible>(bytes), (app, stream, None)))
+    Body::from_stream(stream::unfold((app, stream), move |(app, mut stream)| async move {
+        let bytes = next(&app, &mut stream, ends).await?;
+        Some((Ok::<_, std::convert::Infallible>(bytes), (app, stream)))
     }))
 }
 

@@ -48,6 +48,8 @@ pub struct StreamRequest {
     pub object_type: Option<String>,
     pub object_uuid: Option<String>,
     pub namespace: Option<String>,
+    /// The `id` of the last message that the client has received.
+    pub last_event_id: Option<String>,
 }
 
 /// What a client of a stream may see, and wants to.
@@ -141,29 +143,29 @@ pub struct EventStream {
     filter: StreamFilter,
     /// The events that the client has missed; `None` once they are not among the current ones.
     backlog: Option<Backlog>,
+    /// Whether the client must read its objects again when the stream starts.
+    needs_reset: bool,
     /// Unix time at which the token of the caller expires.
     pub expires: u64,
 }
 
 /// Opens a stream. Fails if the caller may not see the object or the namespace.
-pub async fn open(
-    app: &App,
-    caller: &Caller,
-    request: &StreamRequest,
-    position: Option<f64>,
-) -> Result<EventStream> {
+pub async fn open(app: &App, caller: &Caller, request: &StreamRequest) -> Result<EventStream> {
     let filter = filter(app, caller, request).await?;
     let token = caller.token.ok_or_else(|| Error::Internal("a caller without a token".into()))?;
     let key = (caller.namespace.clone(), caller.key_name.clone());
     let (limit, allowed) = (filter.namespace.clone(), filter.clone());
     let view = Box::new(move |message: &StreamMessage| allowed.view(message));
     let subscription = app.event_streams.open(key, caller.nonce.clone(), limit, view)?;
+    let last = request.last_event_id.as_deref();
+    let position = last.and_then(|last| last.parse().ok()).filter(|position: &f64| position.is_finite());
+    let needs_reset = last.is_some() && position.is_none();
     let backlog =
         position.map(|position| Backlog::new(position, app.event_streams.replays(&caller.namespace)));
     if backlog.is_none() {
         subscription.start();
     }
-    Ok(EventStream { subscription, filter, backlog, expires: token.expires })
+    Ok(EventStream { subscription, filter, backlog, needs_reset, expires: token.expires })
 }
 
 async fn filter(app: &App, caller: &Caller, request: &StreamRequest) -> Result<StreamFilter> {
@@ -224,16 +226,23 @@ impl EventStream {
                 .inspect_err(|error| tracing::warn!(%error, "failed to read events for a stream"))
                 .ok()?;
             if read.is_none() {
+                let (has_started, reached) = (backlog.is_last, backlog.reached());
                 self.backlog = None;
+                if has_started {
+                    return Some(vec![RESET, started(reached)]);
+                }
+                self.needs_reset = true;
                 self.subscription.start();
-                return Some(vec![RESET]);
+                return Some(vec![]);
             }
             return read;
         }
         match self.subscription.next().await? {
             StreamItem::Started(stored) => {
                 let position = self.backlog.as_mut().map_or(stored, Backlog::read_again);
-                Some(vec![started(position)])
+                // Only now: what changes after the client has read its objects is in the stream.
+                let reset = std::mem::take(&mut self.needs_reset).then_some(RESET);
+                Some(reset.into_iter().chain([started(position)]).collect())
             }
             StreamItem::Message { event, text } => {
                 let is_sent = self.backlog.as_ref().is_some_and(|backlog| backlog.has_sent(event.as_deref()));
@@ -272,9 +281,14 @@ impl Backlog {
         Self { resumed, position, sent: HashMap::new(), is_complete: false, is_last: false, count: 0, limit }
     }
 
+    /// Returns the position so far.
+    fn reached(&self) -> f64 {
+        self.position.stored.max(self.resumed)
+    }
+
     /// Starts the second pass. Returns the position so far.
     fn read_again(&mut self) -> f64 {
-        let reached = self.position.stored.max(self.resumed);
+        let reached = self.reached();
         let stored = self.position.stored - MAX_COMMIT_DELAY;
         self.position = EventPosition { stored, event_uuid: String::new() };
         (self.is_complete, self.is_last) = (false, true);

@@ -152,8 +152,9 @@ impl<'a> Senders<'a> {
     /// Starts to send to webhooks with due deliveries, within the limits.
     async fn start(&mut self, app: &'a App, enabled: &[WebhookRow]) -> Result<()> {
         let time = app.store.membership.database_time();
-        for id in webhook_deliveries::due_webhooks(&*app.store, time).await? {
-            let Some(row) = enabled.iter().find(|row| row.id == id) else { continue };
+        let due = webhook_deliveries::due_webhooks(&*app.store, time).await?;
+        for row in in_turn(&due, enabled) {
+            let id = row.id;
             if self.running.len() >= MAX_SENDERS {
                 break;
             }
@@ -208,6 +209,17 @@ fn is_failing(webhook: &WebhookRow) -> bool {
     webhook
         .last_failed
         .is_some_and(|failed| webhook.last_delivered.is_none_or(|delivered| failed > delivered))
+}
+
+/// Returns the webhooks of `due` that are enabled. The one whose last attempt is longest ago is first, so each gets its turn,
+/// however long its deliveries have been due.
+fn in_turn<'a>(due: &[WebhookId], enabled: &'a [WebhookRow]) -> Vec<&'a WebhookRow> {
+    let mut rows: Vec<&WebhookRow> =
+        due.iter().filter_map(|id| enabled.iter().find(|row| row.id == *id)).collect();
+    let last_attempt =
+        |row: &WebhookRow| row.last_failed.unwrap_or_default().max(row.last_delivered.unwrap_or_default());
+    rows.sort_by(|one, other| last_attempt(one).total_cmp(&last_attempt(other)));
+    rows
 }
 
 /// Sends due deliveries of a webhook, one after the other, until one fails.
@@ -374,5 +386,36 @@ mod tests {
             assert!((*least..=*least * (1.0 + JITTER)).contains(delay), "{delay}");
         }
         assert_eq!(retry_delay(-1), None);
+    }
+
+    #[test]
+    fn webhook_whose_last_attempt_is_longest_ago_is_next() {
+        let webhook = |name: &str, last_delivered: Option<f64>, last_failed: Option<f64>| WebhookRow {
+            id: WebhookId::new(),
+            namespace: "ns".into(),
+            name: name.into(),
+            url: String::new(),
+            event_types: Vec::new(),
+            object_types: Vec::new(),
+            message_prefix: None,
+            enabled_since: Some(0.0),
+            secret: String::new(),
+            previous_secret: None,
+            previous_secret_expires: None,
+            dropped: 0,
+            last_delivered,
+            last_failed,
+            last_error: None,
+        };
+        let enabled = [
+            webhook("failed again", Some(1.0), Some(9.0)),
+            webhook("failed before", Some(2.0), Some(3.0)),
+            webhook("works", Some(5.0), Some(4.0)),
+            webhook("new", None, None),
+            webhook("not due", None, None),
+        ];
+        let due: Vec<WebhookId> = enabled[..4].iter().map(|row| row.id).chain([WebhookId::new()]).collect();
+        let names: Vec<&str> = in_turn(&due, &enabled).iter().map(|row| row.name.as_str()).collect();
+        assert_eq!(names, ["new", "failed before", "works", "failed again"]);
     }
 }

@@ -30,7 +30,7 @@ pub use lease_observations::LeaseObservations;
 pub use network_notifier::NetworkNotifier;
 pub use node_cache::NodeCache;
 pub use node_silences::NodeSilences;
-pub use object_locks::{InstanceLocks, UploadLocks};
+pub use object_locks::{InstanceLocks, ObjectLocks, UploadLocks};
 pub use owned_leases::OwnedLeases;
 pub use placement_cache::{NodeCapacity, PlacementCache};
 pub use state_counts_cache::{ClusterFacts, StateCountsCache};

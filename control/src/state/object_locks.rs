@@ -1,4 +1,4 @@
-//! Locks of objects, which serialize work on the VM of an instance or on the file of an upload.
+//! Locks of objects, which serialize work on the VM of an instance, on the file of an upload, or on a record.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,5 +1,8 @@
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Poll;
 
 use muster_types::Error;
 use muster_types::namespace::NamespaceState;
@@ -84,6 +87,24 @@ on_both_engines! {
         .await;
         assert_eq!(checks.load(Ordering::Relaxed), 1, "only the first one that writes is checked");
         assert!(namespaces::get(&*store, "other").await.unwrap().is_some());
+    }
+
+    async fn only_transactions_with_a_precondition_wait_for_each_other(store: Arc<Store>) {
+        let all = u32::try_from(crate::store::MAX_CONDITIONAL_TRANSACTIONS).unwrap();
+        let permits = Arc::clone(&store.conditional).acquire_many_owned(all).await.unwrap();
+        run_change(|| Ok(()), async {
+            require_precondition(Precondition::new(None, || async { Ok(()) }));
+            let mut waiting = pin!(store.begin());
+            let polled = poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx).is_pending()));
+            assert!(polled.await, "the others use all connections that are for preconditions");
+            let insert = async { transaction!(store, |tx| { Ok(namespaces::insert(tx, "beside").await?) }) };
+            beside_change(insert).await.unwrap();
+            drop(permits);
+            drop(waiting.await.unwrap());
+        })
+        .await;
+        let all = usize::try_from(all).unwrap();
+        assert_eq!(store.conditional.available_permits(), all, "a transaction returns its permit");
     }
 
     async fn concurrent_transactions_lose_no_updates(store: Arc<Store>) {

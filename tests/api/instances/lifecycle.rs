@@ -1,8 +1,10 @@
 //! Instance lifecycle: power, host failures, errors and deletion.
 
-use axum::http::Method;
+use axum::body::Body;
+use axum::http::{Method, Request};
 use muster_control::reconcile;
 use muster_node::{GuestScript, SimulationScript};
+use muster_store::transaction;
 use muster_test_cluster::{Cluster, wait_for};
 use serde_json::{Value, json};
 
@@ -84,6 +86,34 @@ async fn powers_pauses_and_reboots_instance() {
     for verb in ["poweron", "poweroff", "pause", "unpause", "soft reboot", "hard reboot"] {
         assert!(messages.contains(&format!("{verb} request from REST API")), "{verb}: {messages:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conditional_reboot_does_not_fail_after_it_has_happened() {
+    let (cluster, token) = cluster(&[]).await;
+    // The agent never responds.
+    let guest = GuestScript { ready_after: None, ..GuestScript::default() };
+    for node in [&cluster.node, &cluster.other] {
+        node.set_script(SimulationScript { guest: guest.clone(), ..SimulationScript::default() });
+    }
+    let record = create_and_settle(&cluster, &token, "www", &json!({})).await;
+    let tag = get(&cluster, &token, &path(&record, "")).await.headers["etag"].clone();
+    let lock = cluster.app.instance_locks.lock(id(&record)).await;
+    let request =
+        Request::post(path(&record, "/reboothard")).header("authorization", format!("Bearer {token}"));
+    let sent = cluster.request(request.header("if-match", tag).body(Body::empty()).unwrap());
+    let change = async {
+        wait_for("the request to wait for the instance", async || {
+            cluster.app.instance_locks.is_awaited(&id(&record)).then_some(())
+        })
+        .await;
+        let sql = "UPDATE instances SET agent_state = 'ready'";
+        transaction!(cluster.app.store, |tx| { Ok(tx.execute(sql, &[]).await?) }).unwrap();
+        drop(lock);
+    };
+    let (response, ()) = tokio::join!(sent, change);
+    assert_eq!(response.status, 200, "{}", response.text);
+    assert_eq!(show(&cluster, &token, &record).await["agent_state"], "not ready (no contact)");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -69,9 +69,19 @@ function idempotencyKey(method, path, body, raw) {
   return Array.from(crypto.getRandomValues(new Uint32Array(4)), (word) => word.toString(16).padStart(8, "0")).join("");
 }
 
+/** Returns whether a request was refused because the namespace has used all of its idempotency keys. */
+async function isOutOfKeys(response) {
+  if (response.status !== 429) return false;
+  const body = await response
+    .clone()
+    .json()
+    .catch(() => null);
+  return body?.error?.startsWith("Idempotency-Key:") ?? false;
+}
+
 async function send(method, path, { body, raw, signal, quiet } = {}) {
   const headers = { Accept: "application/json" };
-  const key = idempotencyKey(method, path, body, raw);
+  let key = idempotencyKey(method, path, body, raw);
   if (key) headers["Idempotency-Key"] = key;
   if (raw !== undefined) headers["Content-Type"] = "application/octet-stream";
   else if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -87,6 +97,12 @@ async function send(method, path, { body, raw, signal, quiet } = {}) {
         redirect: "error",
         body: raw !== undefined ? raw : body === undefined ? undefined : JSON.stringify(body),
       });
+      // The request was not executed, and can be sent without a key.
+      if (key && (await isOutOfKeys(response))) {
+        key = null;
+        delete headers["Idempotency-Key"];
+        continue;
+      }
       // The first request with this key is still being executed.
       const isExecuting = repeats > 0 && response.status === 409 && response.headers.has("retry-after");
       if (!isExecuting || repeats >= MAX_REPEATS) break;

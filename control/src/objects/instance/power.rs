@@ -24,7 +24,7 @@ use crate::objects::shared_storage;
 use crate::queue::{Operation as _, StartInstance};
 use muster_store::instance_migrations::MigrationRow;
 use muster_store::instances::{self, InstanceRow};
-use muster_store::{instance_migrations, operations, transaction};
+use muster_store::{beside_change, instance_migrations, operations, transaction};
 
 /// The number of attempts with other ports when another process has taken them.
 pub(crate) const PORT_ATTEMPTS: usize = 5;
@@ -124,7 +124,12 @@ pub async fn apply(
         PowerAction::RebootSoft => vms.reboot(id).await?,
         PowerAction::RebootHard => vms.reset(id).await?,
     }
-    write_power_state(app, node, id).await
+    let written = write_power_state(app, node, id);
+    match action {
+        // The reboot has happened, although nothing was written: a precondition must not make the request fail now.
+        PowerAction::RebootSoft | PowerAction::RebootHard => beside_change(written).await,
+        _ => written.await,
+    }
 }
 
 /// Starts the VM of an instance with free ports. The caller holds the instance lock, and has read the row since it acquired
