@@ -230,6 +230,6 @@ fn candidate_takes_over_after_the_only_other_one_was_deleted() {
     assert!(lost.namespace.succeeds(is_open));
     lost.namespace.sh("ip link set mesh0 up");
     frozen.signal(Signal::SIGCONT);
-    assert_eq!(frozen.wait_for_exit().code(), Some(1), "{}", frozen.log());
+    assert_eq!(frozen.wait_for_exit().code(), Some(9), "{}", frozen.log());
     assert!(!lost.namespace.succeeds(is_open), "{}", frozen.log());
 }
