@@ -192,7 +192,8 @@ fn guest_keeps_its_memory_disk_address_and_connections() {
     assert!(web.console_text(first).contains("login:"));
     web.post(first, "/poweron");
     let operation = request(first, &web, json!({ "stop": true }));
-    assert_eq!(wait_until_ended(first, &operation)["state"], "complete");
+    let ended = wait_until_ended(first, &operation);
+    assert_eq!(ended["state"], "complete", "{ended}");
     wait_for("the instance to be started on the target", TIMEOUT, || {
         let record = web.record(first);
         (record["node"] == "m1" && record["power_state"] == "on").then_some(())

@@ -121,7 +121,8 @@ mod tests {
     #[test]
     fn looks_for_the_program_at_the_setting_or_next_to_the_executable() {
         let executable = Path::new("/opt/release/muster");
-        let expected = ["/opt/release/muster-agent", "/opt/release/../agent/muster-agent"].map(PathBuf::from);
+        let expected = ["muster-agent", "../lib/muster/muster-agent", "../agent/muster-agent"]
+            .map(|path| Path::new("/opt/release").join(path));
         assert_eq!(candidates(&Settings::defaults(), Some(executable)), expected);
         let set = Settings::from_pairs(&[("AGENT_PROGRAM", "/x/agent")]).unwrap();
         assert_eq!(candidates(&set, Some(executable)), [PathBuf::from("/x/agent")]);

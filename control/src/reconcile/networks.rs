@@ -390,7 +390,7 @@ impl NetworkReconciler {
 /// Returns the active network node as of the last summary of changes, or reads it.
 pub(super) async fn recent_owner(app: &App) -> Result<Option<NodeId>> {
     match app.cluster_changes.recent(MAX_SUMMARY_AGE) {
-        Some(summary) => summary.lease(NETWORK_NODE_LEASE).map(Lease::owner_node).transpose(),
+        Some(summary) => Ok(summary.lease(NETWORK_NODE_LEASE).map(Lease::owner_node).transpose()?),
         None => network_owner(app).await,
     }
 }
