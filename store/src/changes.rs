@@ -81,7 +81,8 @@ pub async fn read(db: impl Read, nodes: &[NodeId], time: f64) -> Result<ChangeSu
     let columns = format!(
         "(SELECT COUNT(*) FROM networks WHERE wanted = 1), (SELECT {GENERATIONS} FROM networks WHERE wanted = 1), \
          (SELECT COUNT(*) FROM blobs WHERE state = 'created'), (SELECT COUNT(*) FROM blob_locations), \
-         (SELECT COUNT(*) FROM webhooks), EXISTS (SELECT 1 FROM address_halos), \
+         (SELECT COUNT(*) FROM webhooks), \
+         (SELECT COUNT(*) FROM (SELECT 1 FROM address_halos LIMIT 1) AS quarantined), \
          (SELECT holder FROM leases WHERE name = ?)"
     );
     let others = union.add(&columns, String::new(), params![NETWORK_NODE_LEASE]);

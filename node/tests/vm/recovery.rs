@@ -26,6 +26,7 @@ async fn kill_target() {
         let plan = plan(vms, image, &[], &format!("victim-{number}")).await;
         vms.build(&plan).await.unwrap();
         vms.start(&plan).await.unwrap();
+        std::fs::write(storage.join("started"), "").unwrap();
         if number % 2 == 1 {
             vms.stop(plan.id).await.unwrap();
         }
@@ -50,7 +51,9 @@ async fn recovers_every_vm_of_a_killed_daemon() {
     let (mut on, mut off) = (0, 0);
     for attempt in 0..12 {
         fixture.stop_daemon();
-        let _ = std::fs::remove_file(storage.join("ready"));
+        for file in ["ready", "started"] {
+            let _ = std::fs::remove_file(storage.join(file));
+        }
         let mut daemon = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "recovery::kill_target", "--ignored"])
             .env("MUSTER_TEST_VICTIM", &storage)
@@ -60,7 +63,8 @@ async fn recovers_every_vm_of_a_killed_daemon() {
             .spawn()
             .unwrap();
         muster_testing::wait_for("the process to kill", GUEST_TIMEOUT, || {
-            storage.join("ready").exists().then_some(())
+            // On a busy host, VMs may need longer than the delays below.
+            storage.join(if attempt % 4 == 2 { "started" } else { "ready" }).exists().then_some(())
         });
         let _ = clock.recv_timeout(Duration::from_millis(5 + 97 * (attempt * 5 % 12)));
         // VMs are not in its process group.
