@@ -164,6 +164,11 @@ async fn commands_of_the_guide_move_everything_of_a_tenant() {
     let shared = objects(&new, "/artifacts", "system").await;
     assert_eq!((shared.len(), &shared[0]["name"], &shared[0]["shared"]), (1, &json!("manual"), &json!(true)));
 
+    wait_for("the new instance", async || {
+        let instances = objects(&new, "/instances", "ci").await;
+        instances.iter().all(|instance| instance["state"] == "created").then_some(())
+    })
+    .await;
     let (before, after) =
         (objects(&old.daemon, "/instances", "ci").await, objects(&new, "/instances", "ci").await);
     assert_eq!((before.len(), after.len()), (1, 1));

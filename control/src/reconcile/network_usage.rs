@@ -8,12 +8,16 @@ use serde_json::json;
 use super::networks::{network_on_node, recent_owner};
 use crate::app::App;
 use crate::objects::network::object;
+use crate::objects::node_location::network_node;
 use muster_store::networks;
 
 /// Records one event for each network whose router is on a node of this daemon.
 pub async fn run(app: &App) -> Result<()> {
-    let owner = recent_owner(app).await?;
-    let Some(node) = app.nodes.iter().find(|node| Some(node.identity().id) == owner) else { return Ok(()) };
+    let owner = match recent_owner(app).await? {
+        Some(owner) => owner,
+        None => network_node(app).await?.identity.id,
+    };
+    let Some(node) = app.nodes.iter().find(|node| node.identity().id == owner) else { return Ok(()) };
     for row in networks::wanted(&*app.store).await? {
         if row.state != NetworkState::Created {
             continue;

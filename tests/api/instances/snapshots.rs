@@ -80,15 +80,15 @@ async fn snapshot_of_several_disks_adds_all_versions_or_none() {
     let record = create(&cluster, &token, "www", &disks).await;
     let all = snapshot(&cluster, &token, &record, json!({"all": true})).await.body;
     let artifacts: Vec<String> =
-        ["vda", "vdb"].map(|device| format!("/artifacts/{}", text(&all[device], "artifact_uuid"))).into();
+        ["vda", "vdc"].map(|device| format!("/artifacts/{}", text(&all[device], "artifact_uuid"))).into();
     // The last artifact is gone when its version is added.
-    let last = text(&all["vdb"], "artifact_uuid").to_owned();
+    let last = text(&all["vdc"], "artifact_uuid").to_owned();
     let sql = format!("DELETE FROM artifacts WHERE uuid = '{last}'");
     transaction!(cluster.app.store, |tx| { Ok(tx.execute(&sql, &[]).await?) }).unwrap();
     cluster.settle().await;
     let first = get(&cluster, &token, &artifacts[0]).await.body;
     assert_eq!((text(&first, "state"), &first["index"]), ("error", &json!(0)), "{first}");
-    for device in ["vda", "vdb"] {
+    for device in ["vda", "vdc"] {
         let path = format!("/blobs/{}", text(&all[device], "blob_uuid"));
         assert_eq!(get(&cluster, &token, &path).await.status, 404, "{device}");
     }
@@ -96,7 +96,7 @@ async fn snapshot_of_several_disks_adds_all_versions_or_none() {
     // The next one is complete.
     let all = snapshot(&cluster, &token, &record, json!({"all": true})).await.body;
     cluster.settle().await;
-    for device in ["vda", "vdb"] {
+    for device in ["vda", "vdc"] {
         let entry = listed(&cluster, &token, &record, &all[device]["blob_uuid"]).await;
         assert_eq!((text(&entry, "state"), text(&entry, "device")), ("created", device));
     }
