@@ -15,6 +15,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let directory = &arguments.output;
     let count = muster_site::write(directory)
         .with_context(|| format!("failed to write the documentation to {}", directory.display()))?;
-    eprintln!("wrote {count} files: open {}", directory.join("index.html").display());
+    muster_client::message!("wrote {count} files: open {}", directory.join("index.html").display());
     Ok(())
 }

@@ -292,7 +292,7 @@ async fn is_ready(address: SocketAddr, is_tls: bool) -> bool {
         let mut status = [0; 12];
         if is_tls {
             // A server that accepts connections rejects this one. Before, nothing answers: the socket was bound here.
-            stream.read(&mut status).await?;
+            let _answer = stream.read(&mut status).await?;
             return Ok(true);
         }
         stream.read_exact(&mut status).await?;

@@ -53,7 +53,7 @@ pub(crate) fn parse(markdown: &str) -> impl Iterator<Item = Event<'_>> {
 pub(crate) fn render<'a>(source: &'a PageSource, sources: &Sources) -> Page<'a> {
     let mut renderer =
         Renderer { source, sources, headings: Vec::new(), links: Vec::new(), ids: HashMap::new() };
-    let events = renderer.transform(parse(&source.markdown).collect());
+    let events = renderer.transform(&parse(&source.markdown).collect::<Vec<_>>());
     let mut body = String::new();
     html::push_html(&mut body, events.into_iter());
     let Renderer { headings, links, .. } = renderer;
@@ -72,7 +72,7 @@ struct Renderer<'a> {
 
 impl<'a> Renderer<'a> {
     /// Adds ids to headings, scrolling to tables, and resolves links. Raw HTML becomes text.
-    fn transform(&mut self, events: Vec<Event<'a>>) -> Vec<Event<'a>> {
+    fn transform(&mut self, events: &[Event<'a>]) -> Vec<Event<'a>> {
         let mut output = Vec::with_capacity(events.len());
         let mut link_is_open = false;
         for (index, event) in events.iter().enumerate() {

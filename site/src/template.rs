@@ -23,7 +23,7 @@ pub(crate) fn not_found(path: &str, navigation: &Navigation) -> String {
     for section in &navigation.sections {
         write!(main, "<h2>{}</h2>\n<ul>\n", escape(&section.title)).expect("a string");
         for entry in &section.entries {
-            write!(main, "<li>{}</li>\n", link(path, entry, false)).expect("a string");
+            writeln!(main, "<li>{}</li>", link(path, entry, false)).expect("a string");
         }
         main.push_str("</ul>\n");
     }
@@ -52,7 +52,7 @@ fn sidebar(output: &str, navigation: &Navigation) -> String {
     for section in &navigation.sections {
         write!(html, "<p class=\"section\">{}</p>\n<ul>\n", escape(&section.title)).expect("a string");
         for entry in &section.entries {
-            write!(html, "<li>{}</li>\n", link(output, entry, entry.output == output)).expect("a string");
+            writeln!(html, "<li>{}</li>", link(output, entry, entry.output == output)).expect("a string");
         }
         html.push_str("</ul>\n");
     }

@@ -1,6 +1,7 @@
 //! Service keys: forwarded requests, and the callers that they act for.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -84,10 +85,15 @@ async fn peer_may_work_on_a_forwarded_request_while_its_caller_waits() {
         "created_at": 1.0, "size": 0,
     });
     let remote = NodeId::new();
+    let is_probed = AtomicBool::new(false);
     let (address, received) = remote_daemon(&cluster, remote, move |request| {
-        if request.uri.path() != "/livez" {
+        if request.uri.path() == "/livez" {
+            is_probed.store(true, Ordering::Relaxed);
+        } else {
             // Longer than the response timeout.
-            std::thread::sleep(Duration::from_millis(2500));
+            muster_testing::wait_for("a probe", Duration::from_secs(30), || {
+                is_probed.load(Ordering::Relaxed).then_some(())
+            });
         }
         let response = Response::builder().header("Content-Type", "application/json");
         response.body(Body::from(record.to_string())).unwrap()

@@ -166,6 +166,11 @@ async fn commands_of_the_guide_move_everything_of_a_tenant() {
 
     wait_for("the new instance", async || {
         let instances = objects(&new, "/instances", "ci").await;
+        assert!(
+            instances.iter().all(|instance| instance["state"] != "error"),
+            "{instances:?}\n{}",
+            new.log()
+        );
         instances.iter().all(|instance| instance["state"] == "created").then_some(())
     })
     .await;

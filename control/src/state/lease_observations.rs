@@ -56,6 +56,8 @@ impl LeaseObservations {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
 
     const LENGTH: Duration = Duration::from_secs(12);
@@ -75,14 +77,14 @@ mod tests {
         // It has expired long ago by the clock of the database.
         let expired = lease(7, 0.0);
         assert_eq!(leases.unrenewed(&expired, LENGTH), None, "not observed");
-        leases.observe(&[expired.clone()], ago(11));
-        leases.observe(&[expired.clone()], ago(0));
+        leases.observe(slice::from_ref(&expired), ago(11));
+        leases.observe(slice::from_ref(&expired), ago(0));
         assert_eq!(leases.unrenewed(&expired, LENGTH), None, "observed for 11 seconds");
         let remaining = leases.remaining(&expired, LENGTH).unwrap();
         assert!(remaining <= Duration::from_secs(1), "{remaining:?}");
         // It expires in the far future.
         let renewed = lease(8, 1e12);
-        leases.observe(&[renewed.clone()], ago(13));
+        leases.observe(slice::from_ref(&renewed), ago(13));
         assert_eq!(leases.unrenewed(&expired, LENGTH), None, "renewed");
         assert_eq!(leases.unrenewed(&renewed, LENGTH), Some(8));
         assert_eq!(leases.unrenewed(&lease(8, 5.0), LENGTH), None, "released and acquired again");

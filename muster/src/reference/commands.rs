@@ -1,5 +1,6 @@
 //! The page of all commands, their options and examples.
 
+use clap::builder::{PossibleValue, Str};
 use clap::{Arg, ArgAction, Command, CommandFactory as _};
 
 use super::text::{NOTICE, cell, code};
@@ -12,7 +13,7 @@ pub(super) fn page() -> String {
         "# Commands\n\n{NOTICE} What all commands have in common is in [The command line](../cli.md). Exit codes are \
          [there](../cli.md#exit-codes), too.\n\n## Options of all commands\n\n"
     );
-    page.push_str(&arguments(&root, |argument| argument.is_global_set()));
+    page.push_str(&arguments(&root, Arg::is_global_set));
     for command in visible(&root) {
         section(command, &format!("muster {}", command.get_name()), "##", &mut page);
     }
@@ -68,7 +69,7 @@ fn arguments(command: &Command, is_listed: impl Fn(&Arg) -> bool) -> String {
 fn name(argument: &Arg) -> String {
     let value = if argument.get_action().takes_values() {
         let names = argument.get_value_names().unwrap_or_default();
-        names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(" ")
+        names.iter().map(Str::as_str).collect::<Vec<_>>().join(" ")
     } else {
         String::new()
     };
@@ -84,7 +85,7 @@ fn meaning(argument: &Arg, help: &str) -> String {
     let mut parts = vec![cell(help)];
     let values = argument.get_possible_values();
     let values: Vec<&str> =
-        values.iter().filter(|value| !value.is_hide_set()).map(|value| value.get_name()).collect();
+        values.iter().filter(|value| !value.is_hide_set()).map(PossibleValue::get_name).collect();
     if !values.is_empty() && argument.get_action().takes_values() {
         parts.push(values.iter().map(|value| code(value)).collect::<Vec<_>>().join(", "));
     }
