@@ -182,7 +182,7 @@ async fn commands_of_the_guide_move_everything_of_a_tenant() {
     assert_eq!((&before["power_state"], &after["state"]), (&json!("off"), &json!("created")));
     assert!(after["interfaces"][0]["floating"].is_string(), "{after}");
     let copies = after["disk_spec"].as_array().unwrap();
-    for (disk, name) in copies.iter().zip(["web-vda", "web-vdc"]) {
+    for (disk, name) in copies.iter().zip(["web-vda", "web-sdc"]) {
         assert_eq!(disk["blob_uuid"], find(name)["blob_uuid"], "{name} is the content of the disk");
     }
 }
