@@ -62,7 +62,6 @@ async fn migrate(app: &App, row: &OperationRow) -> Result<()> {
     let target = nodes::get(&*app.store, &NameOrId::Id(parameters.target)).await?;
     let target = target.ok_or_else(|| Error::Conflict("the target was deleted".into()))?;
     let target_name = target.identity.name.clone();
-    record_progress(app, row, None).await?;
     if parameters.restart {
         shut_down(node, id).await?;
         let _lock = app.instance_locks.lock(id).await;
@@ -70,6 +69,8 @@ async fn migrate(app: &App, row: &OperationRow) -> Result<()> {
         node.vms().stop(id).await?;
         power::write_power_state(app, node, id).await?;
     }
+    // Another attempt may shut the guest down, but not send a part again.
+    record_progress(app, row, None).await?;
     let outgoing = OutgoingMigration::new(app, row, migration, target);
     let downtime = match node.vms().migrate(id, parameters.mode, &parameters.settings, &outgoing).await {
         // Another attempt needs another target, unless only the rest is missing.

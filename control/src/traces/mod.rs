@@ -17,7 +17,7 @@ pub use span::{Span, SpanKind, TraceContext};
 
 /// The header that carries the trace of a request. See <https://www.w3.org/TR/trace-context/>.
 pub const TRACEPARENT: &str = "traceparent";
-/// The bits of a trace id that are random whoever creates it, and decide whether the trace is sampled.
+/// The bits of a trace id that are random in every implementation, and decide whether the trace is sampled.
 const SAMPLED_BITS: u32 = 56;
 
 tokio::task_local! {

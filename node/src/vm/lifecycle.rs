@@ -432,7 +432,7 @@ impl Monitor {
         let mut status = parse_status(status);
         let is_stopped = status == QemuStatus::Power(VmPower::Paused);
         if is_stopped && !disk_failed && vm.dir.is_stopped_for_migration() {
-            // For its agent it is paused, for everyone else it is on: its migration resumes it.
+            // The migration resumes it, so all but its agent see it as on.
             status = QemuStatus::Power(VmPower::On);
         }
         if let QemuStatus::Power(power) = &status
