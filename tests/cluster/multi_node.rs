@@ -274,7 +274,7 @@ async fn drained_node_leaves_copies_of_blobs_that_only_a_stopped_node_has() {
         let arguments = ["--simulate", "1", "--simulate-from", &number.to_string()];
         member.arguments(&arguments).set("BLOB_REPLICATION_FACTOR", "2").start()
     };
-    let [first, second, third] = [1, 2, 3].map(start);
+    let [mut first, second, third] = [1, 2, 3].map(start);
     let token = first.log_in("system", "the first key").await;
     let (_, upload) = first.call(&token, Method::POST, "/upload", Some(json!({}))).await;
     let upload = upload["uuid"].as_str().unwrap();
@@ -311,6 +311,7 @@ async fn drained_node_leaves_copies_of_blobs_that_only_a_stopped_node_has() {
     assert_eq!(locations(&other).await, ["sim-1", "sim-2", "sim-3"]);
     let (status, node) = other.call(&token, Method::DELETE, "/nodes/sim-1", None).await;
     assert_eq!(status, 200, "{node}");
+    assert_eq!(first.wait_for_exit().code(), Some(9), "{}", first.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
