@@ -36,7 +36,9 @@ fn vm_that_a_full_disk_paused_continues_when_there_is_space() {
     let web = Instance::create(host, "web", &json!({}));
     let mut console = web.console(host);
     console.log_in();
-    host.namespace.sh(&format!("mount -o remount,size=$(df -B1 --output=used {data} | tail -n 1) {data}"));
+    // Fails if something was written in between.
+    let fill = format!("mount -o remount,size=$(df -B1 --output=used {data} | tail -n 1) {data}");
+    wait_for("the disk to be full", TIMEOUT, || host.namespace.succeeds(&fill).then_some(()));
     console.type_line("head -c 5000000 /dev/urandom >/root/file; sync; echo writ\\ten");
     wait_for_power(host, &web, "paused");
     host.namespace.sh(&format!("mount -o remount,size=3g {data}"));
