@@ -18,7 +18,7 @@ fn drains_a_node_and_migrates_an_instance() {
     };
     let mut page = browser.open(&server.daemon.url, DESKTOP);
     page.load(&server.login_path());
-    page.wait_for("document.querySelector('.live.live')");
+    page.wait_for("document.querySelector('.stream-status.live')");
 
     let first = node_of();
     page.show(&format!("#/nodes/{first}"), "web");
@@ -78,7 +78,7 @@ fn shows_screens_checks_the_form_and_copies_files() {
     let instance = server.create_instance("web", &network);
     let mut page = browser.open(&server.daemon.url, DESKTOP);
     page.load(&server.login_path());
-    page.wait_for("document.querySelector('.live.live')");
+    page.wait_for("document.querySelector('.stream-status.live')");
 
     page.show("#/instances", "web");
     page.wait_for(

@@ -74,7 +74,7 @@ function Live() {
   const status = useStreamStatus();
   const text = { live: "Live", late: "Connecting…", reconnecting: "Reconnecting…", closed: "Not connected" }[status];
   return html`
-    <span class=${`live ${status}`} role="status" title="State of the event stream">${text}</span>
+    <span class=${`stream-status ${status}`} role="status" title="State of the event stream">${text}</span>
   `;
 }
 
