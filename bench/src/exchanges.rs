@@ -108,6 +108,7 @@ pub(crate) async fn measure(program: &Path, quick: bool, table: &mut Table) -> a
     issuer.write_ca(&authority);
     let settings = [
         ("MUSTER_FEDERATION_RATE_LIMIT_PER_MINUTE", "0".to_owned()),
+        ("MUSTER_QUOTA_KEYS", "0".to_owned()),
         ("MUSTER_FEDERATION_JWKS_CA_BUNDLE", authority.display().to_string()),
         ("MUSTER_FEDERATION_JWKS_ALLOWED_NETWORKS", "127.0.0.0/8,::1/128".to_owned()),
     ];
